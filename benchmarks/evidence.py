@@ -24,8 +24,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 UNTOLD = ("checkpoint.", "run.", JOINED)
 """Settings of where files lie and who plays: they change nothing that is learnt."""
 
-ALGOS = {"dqn": "DQN", "c51": "C51", "qr": "QR-DQN", "iqn": "IQN", "r2d2": "R2D2", "ngu": "NGU", "agent57": "Agent57",
-         "ddpg": "DDPG", "d4pg": "D4PG"}
+ALGOS = {"dqn": "DQN", "c51": "C51", "hlgauss": "HL-Gauss", "qr": "QR-DQN", "iqn": "IQN", "r2d2": "R2D2",
+         "ngu": "NGU", "agent57": "Agent57", "ddpg": "DDPG", "d4pg": "D4PG"}
 
 
 @dataclass(frozen=True)

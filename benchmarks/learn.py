@@ -45,6 +45,7 @@ FAMILY = ["agent.hidden=[256,256]", "agent.n_step=3"]
 """What the cartpole recipe says of its agent, for members of another kind: a change of kind begins anew."""
 NOISY = ["agent.noisy=true", "explore.kind=constant", "explore.epsilon=0"]
 C51 = ["agent.algo=c51", *FAMILY, "agent.v_min=0", "agent.v_max=100"]
+HLGAUSS = ["agent.algo=hlgauss", *FAMILY, "agent.v_min=0", "agent.v_max=100"]
 ZOO = ["learner.learning_rate=2.3e-3", "learner.target_period_updates=128"]
 QUANTILES = ["agent.hidden=[256,256]", *ZOO]
 """As rl-zoo3 has them: one step, a copied target. With three steps and a soft target these learn too slowly."""
@@ -92,6 +93,7 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole noisy": ("cartpole", 475, [*NOISY, "agent.n_step=1", *ZOO]),
     "cartpole munchausen": ("cartpole", 475, ["agent.munchausen=true"]),
     "cartpole c51": ("cartpole", 475, C51),
+    "cartpole hlgauss": ("cartpole", 475, HLGAUSS),
     "cartpole qr": ("cartpole", 475, ["agent.algo=qr", *QUANTILES, "agent.quantiles=10"]),
     "cartpole iqn": ("cartpole", 475, ["agent.algo=iqn", *QUANTILES, "agent.policy_samples=8"]),
     "cartpole rainbow": ("cartpole", 475, [*C51, "agent.dueling=true", *NOISY, *PER]),

@@ -7,7 +7,7 @@ Shapes: B items, A actions.
 
 import torch
 
-from qfleet.algos import dqn
+from qfleet.algos import dqn, value_based
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, PositiveCount
 from qfleet.core.agent import Agent, Decision, Loss, epsilon_greedy
@@ -43,4 +43,4 @@ class Advantage:
             q = gather_actions(net(batch.obs(0)), action)
             return Loss(huber(q, y), (y - q.detach()).abs(), metrics={"train/behind": behind})
 
-        return Agent(lambda: dqn.QNetwork(dqn.Config(hidden=cfg.hidden), spec), act, loss, Window())
+        return Agent(lambda: value_based.QNetwork(dqn.Config(hidden=cfg.hidden), spec), act, loss, Window())

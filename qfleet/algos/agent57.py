@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.algos import ngu, r2d2
-from qfleet.algos._curiosity import CuriosityConfig, inactive_options
-from qfleet.algos._value_based import reject_unused_options
+from qfleet.algos.curiosity import CuriosityConfig, inactive_options
+from qfleet.algos.value_based import reject_unused_options
 from qfleet.config import Fraction
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
 from qfleet.core.env import EnvSpec

@@ -12,24 +12,21 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 
-from qfleet.algos._categorical import CategoricalConfig
-from qfleet.algos._value_based import (
+from qfleet.algos.categorical import CategoricalConfig
+from qfleet.algos.value_based import (
     BootstrapTarget,
     Prediction,
-    QNetwork,
-    ReturnModel,
     ValueBasedConfig,
+    make_return_model,
     make_value_agent,
     rescale,
     unscale,
 )
-from qfleet.core.agent import Agent, Tensors
+from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import categorical_projection, cross_entropy, entropy
-from qfleet.networks.noisy import Noise
 
 
 class Config(CategoricalConfig, ValueBasedConfig):
@@ -41,12 +38,8 @@ class Config(CategoricalConfig, ValueBasedConfig):
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """Build the C51 agent."""
-    def read_prediction(columns: Tensors) -> Prediction:
-        logits = columns["law"]
-        return Prediction((logits.softmax(2) * unscale(cfg, cfg.support(logits))).sum(2), logits)
-
-    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
-        return read_prediction({"law": net(obs, noise)})
+    def q_values(logits: torch.Tensor) -> torch.Tensor:
+        return (logits.softmax(2) * unscale(cfg, cfg.support(logits))).sum(2)
 
     def projected_target(bootstrap: BootstrapTarget, logits_BAZ: torch.Tensor) -> torch.Tensor:
         """m [B, Z]: projected distribution of ret + discount · Z(s', a'); soft targets mix over a' ~ π."""
@@ -69,11 +62,4 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         per_item = cross_entropy(gather_actions(prediction.distribution, action), m)
         return per_item, (per_item.detach() - entropy(m)).clamp(min=0)
 
-    return make_value_agent(
-        cfg,
-        spec,
-        ReturnModel(
-            network=lambda: QNetwork(cfg, spec, (cfg.atoms,)), predict_online=predict, predict_target=predict,
-            predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
-            priority_inputs={"law": ((spec.num_actions, cfg.atoms), "float32")}),
-    )
+    return make_value_agent(cfg, spec, make_return_model(cfg, spec, q_values, td_loss, (cfg.atoms,)))

@@ -1,7 +1,7 @@
 """D4PG (Barth-Maron et al. 2018): DDPG with a distributional critic, n-step returns and prioritised replay.
 
 The critic is C51's for a single action: probabilities of fixed atoms, the target projected onto them. The number of
-actors is set by `env.lanes` and `actors`, prioritisation by `replay.alpha`; all else is in `_actor_critic`. In the
+actors is set by `env.lanes` and `actors`, prioritisation by `replay.alpha`; all else is in `actor_critic`. In the
 paper policy and critic have the same learning rate (1e-4); in DDPG the policy has a tenth of the critic's.
 Shapes: B items, Z atoms.
 """
@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.algos._actor_critic import ControlConfig, CriticModel, make_control_agent
-from qfleet.algos._categorical import CategoricalConfig
+from qfleet.algos.actor_critic import ControlConfig, CriticModel, make_control_agent
+from qfleet.algos.categorical import CategoricalConfig
 from qfleet.config import Positive, PositiveCount, Real
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec

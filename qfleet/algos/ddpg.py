@@ -1,7 +1,7 @@
 """DDPG (Lillicrap et al. 2016): Q-learning for continuous actions with a learned deterministic policy.
 
 y = r + γ Q⁻(s', μ⁻(s')), and the policy μ maximises Q(s, μ(s)). With `twin`, `smoothing` and `policy_delay` this is TD3
-(Fujimoto et al. 2018). All but the representation of returns is in `_actor_critic`.
+(Fujimoto et al. 2018). All but the representation of returns is in `actor_critic`.
 Shapes: B items.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from qfleet.algos._actor_critic import ControlConfig, CriticModel, make_control_agent
+from qfleet.algos.actor_critic import ControlConfig, CriticModel, make_control_agent
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import squared

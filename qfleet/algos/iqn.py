@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.algos._value_based import (
+from qfleet.algos.value_based import (
     BootstrapTarget,
     Prediction,
     ReturnModel,
@@ -29,7 +29,7 @@ from qfleet.core.agent import Agent, Tensors
 from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import cosine_features, midpoints, pairwise_td_errors, quantile_huber
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import MLP, DuelingHead, Head
 from qfleet.networks.noisy import Noise
 
@@ -59,7 +59,7 @@ class QuantileNetwork(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec) -> None:
         super().__init__()
         self.cosines = cfg.cosines
-        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
+        self.encoder = encoder_factory(cfg)(spec.observation)
         self.body = MLP(self.encoder.features, cfg.hidden[:-1], cfg.norm)
         self.level = nn.Linear(cfg.cosines, self.body.features)
         head = DuelingHead if cfg.dueling else Head
@@ -112,7 +112,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         return unscale(cfg, net(obs, tau.unsqueeze(0), None)).mean(2)
 
     def read_prediction(columns: Tensors) -> Prediction:
-        return Prediction(unscale(cfg, columns["law"]).mean(2), columns["law"], columns["tau"])
+        return Prediction(unscale(cfg, columns["distribution"]).mean(2), columns["distribution"], columns["tau"])
 
     n, n_target, k = cfg.samples, cfg.target_samples, cfg.policy_samples
     selects = cfg.munchausen or not cfg.double  # the target network's values select actions
@@ -127,7 +127,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
             read_prediction=read_prediction,
             td_loss=td_loss,
             priority_inputs={
-                "law": ((spec.num_actions, cfg.policy_samples), "float32"),
+                "distribution": ((spec.num_actions, cfg.policy_samples), "float32"),
                 "tau": ((cfg.policy_samples,), "float32")},
             values=values,
         ),

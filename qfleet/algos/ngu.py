@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from qfleet.algos import r2d2
-from qfleet.algos._curiosity import CuriosityConfig, inactive_options
-from qfleet.algos._novelty import frozen_intrinsic_reward, intrinsic_reward
-from qfleet.algos._value_based import reject_unused_options
+from qfleet.algos.curiosity import CuriosityConfig, inactive_options
+from qfleet.algos.novelty import frozen_intrinsic_reward, intrinsic_reward
+from qfleet.algos.value_based import reject_unused_options
 from qfleet.config import Fraction
 from qfleet.core.agent import (
     Agent,
@@ -42,7 +42,7 @@ from qfleet.maths.returns import retrace
 from qfleet.maths.sequences import masked_mean, mixed_priority
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.networks.curiosity import Curiosity, Trunk, flatten_parameters
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import DuelingHead, Head
 
 CURIOSITY_ROWS = 5
@@ -69,7 +69,7 @@ class FeedForwardNetwork(nn.Module):
 
     def __init__(self, cfg: Any, spec: EnvSpec, side: int) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
+        self.encoder = encoder_factory(cfg)(spec.observation)
         self.head = (DuelingHead if cfg.dueling else Head)(self.encoder.features + side, cfg.hidden,
                                                            (spec.num_actions,), cfg.norm)
 
@@ -98,13 +98,14 @@ def value_network(cfg: Any, spec: EnvSpec) -> nn.Module:
 
 
 def make_curiosity(cfg: CuriosityConfig, spec: EnvSpec) -> Curiosity:
-    torso = getattr(cfg, "torso", "auto")
-    return Curiosity(spec.observation, spec.num_actions, torso, cfg.curious_hidden, cfg.embedding, cfg.surprise_outputs)
+    encoder = encoder_factory(cfg, norm="none")
+    return Curiosity(
+        spec.observation, spec.num_actions, encoder, cfg.curious_hidden, cfg.embedding, cfg.surprise_outputs)
 
 
 def make_embedding(cfg: CuriosityConfig, spec: EnvSpec) -> Trunk:
     """The embedding network of `Curiosity` alone."""
-    return Trunk(spec.observation, getattr(cfg, "torso", "auto"), cfg.curious_hidden, cfg.embedding)
+    return Trunk(spec.observation, encoder_factory(cfg, norm="none"), cfg.curious_hidden, cfg.embedding)
 
 
 # Intrinsic reward and acting.

@@ -11,24 +11,21 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 
-from qfleet.algos._value_based import (
+from qfleet.algos.value_based import (
     BootstrapTarget,
     Prediction,
-    QNetwork,
-    ReturnModel,
     ValueBasedConfig,
+    make_return_model,
     make_value_agent,
     target_values,
     unscale,
 )
 from qfleet.config import NonNegative, PositiveCount
-from qfleet.core.agent import Agent, Tensors
+from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
 from qfleet.maths.bellman import gather_actions
 from qfleet.maths.distributional import midpoints, pairwise_td_errors, quantile_huber
-from qfleet.networks.noisy import Noise
 
 
 class Config(ValueBasedConfig):
@@ -44,11 +41,8 @@ class Config(ValueBasedConfig):
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
     """Build the QR-DQN agent."""
-    def read_prediction(columns: Tensors) -> Prediction:
-        return Prediction(unscale(cfg, columns["law"]).mean(2), columns["law"])
-
-    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
-        return read_prediction({"law": net(obs, noise)})
+    def q_values(quantiles: torch.Tensor) -> torch.Tensor:
+        return unscale(cfg, quantiles).mean(2)
 
     def td_loss(
         prediction: Prediction, action: torch.Tensor, bootstrap: BootstrapTarget, next_prediction: Prediction
@@ -59,11 +53,4 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         tau = midpoints(cfg.quantiles, theta.device)
         return quantile_huber(theta, tau, y, cfg.kappa), pairwise_td_errors(theta.detach(), y).abs().mean((1, 2))
 
-    return make_value_agent(
-        cfg,
-        spec,
-        ReturnModel(
-            network=lambda: QNetwork(cfg, spec, (cfg.quantiles,)), predict_online=predict, predict_target=predict,
-            predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
-            priority_inputs={"law": ((spec.num_actions, cfg.quantiles), "float32")}),
-    )
+    return make_value_agent(cfg, spec, make_return_model(cfg, spec, q_values, td_loss, (cfg.quantiles,)))

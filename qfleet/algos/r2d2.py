@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from qfleet.algos._value_based import reject_unused_options, unused_options
+from qfleet.algos.value_based import inactive_encoder_options, reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, Positive, PositiveCount
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, RecurrentState, Tensors, epsilon_greedy
@@ -29,7 +29,8 @@ from qfleet.maths.returns import n_step
 from qfleet.maths.sequences import drift, masked_mean, mixed_priority, previous, real_rows
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.networks import recurrent
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.custom_encoder import EncoderName
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import MLP, DuelingHead, Head
 from qfleet.networks.norms import Norm
 from qfleet.networks.torsos import Torso
@@ -61,6 +62,11 @@ class Config(Section):
                           "clipped")
     measure_drift: bool = Field(
         False, description="log ΔQ, the effect of stale recurrent states on Q; stores three states per sequence")
+    encoder: EncoderName = Field(
+        "auto", description="network from the observation to features: auto (torsos for images, one-hot categories, "
+                            "vectors unchanged), or your own nn.Module for all leaves, as module:attribute")
+    encoder_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of agent.encoder, in addition to the observation's leaves")
     torso: Torso = Field(
         "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")
@@ -72,7 +78,8 @@ class Config(Section):
                             "(LayerNorm)")
 
     def inactive(self) -> dict[str, str]:
-        return {"huber_delta": "with agent.loss=mse"} if self.loss == "mse" else {}
+        idle = {"huber_delta": "with agent.loss=mse"} if self.loss == "mse" else {}
+        return idle | inactive_encoder_options(self)
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:
         return unused_options(self, spec)
@@ -90,7 +97,7 @@ class Network(nn.Module):
 
     def __init__(self, cfg: Config, spec: EnvSpec, side: int) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm)
+        self.encoder = encoder_factory(cfg)(spec.observation)
         self.features = MLP(self.encoder.features, cfg.features, cfg.norm)
         width = cfg.features[-1] if cfg.features else self.encoder.features
         self.memory = recurrent.LSTMCore(width + side, cfg.units)

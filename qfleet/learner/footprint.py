@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from qfleet.core.agent import Agent
+from qfleet.core.errors import UserError
 
 LARGE = 1 << 24
 """Tensors with more elements than this are counted, not allocated."""
@@ -68,10 +69,16 @@ class _WithoutLargeTensors(TorchFunctionMode):
 
 
 def footprint(agent: Agent) -> Footprint:
-    """Count the elements of an agent's network; 0 if it cannot be built without its large tensors."""
+    """Count the elements of an agent's network; 0 if it cannot be built without its large tensors.
+
+    Raises:
+        UserError: the network refuses its settings.
+    """
     try:
         with torch.random.fork_rng(devices=[]), _WithoutLargeTensors():
             net = agent.network()
+    except UserError:
+        raise
     except Exception:  # it runs layers without memory; any other error is raised when the network is built
         return Footprint(0)
     return Footprint(sum(tensor.numel() for tensor in [*net.parameters(), *net.buffers()]))

@@ -45,6 +45,21 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
     return -torch.xlogy(probs, probs).sum(1)
 
 
+def gaussian_histogram(mean: torch.Tensor, edges: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Probability [B, Z] of each bin under a Gaussian around `mean` [B], truncated to all bins (HL-Gauss).
+
+    Bin i lies between `edges[i]` and `edges[i + 1]` ([Z + 1], increasing). A mean outside is clipped to the nearest
+    end. A sigma far below the width of a bin gives nearly one-hot probabilities (Farebrother et al. 2024).
+
+        edges       0     1     2     3        mean 1.5, sigma 0.5  ->  0.158, 0.685, 0.158
+    """
+    if mean.ndim != 1 or edges.ndim != 1 or len(edges) < 2:
+        raise ValueError(f"means must be [B] and edges [Z + 1], not {tuple(mean.shape)} and {tuple(edges.shape)}")
+    clipped = torch.minimum(torch.maximum(mean, edges[0]), edges[-1])
+    doubled_cdf = torch.erf((edges - clipped[:, None]) / (math.sqrt(2) * sigma))
+    return doubled_cdf.diff(dim=1) / (doubled_cdf[:, -1:] - doubled_cdf[:, :1])
+
+
 def midpoints(n: int, device: torch.device | None = None) -> torch.Tensor:
     """τ̂_i = (2i − 1) / 2n [n]: the levels at which n quantiles best represent a distribution (Dabney et al. 2018a)."""
     return (torch.arange(n, device=device) + 0.5) / n

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from qfleet.core.env import Leaf
 from qfleet.networks.curiosity import Normaliser
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.encoder import AnyEncoder
 from qfleet.networks.heads import Head
 from qfleet.networks.norms import Norm
 
@@ -23,7 +23,7 @@ their bounds, where the gradient of tanh vanishes.
 class PolicyNetwork(nn.Module):
     """{leaf: [B, ...]} -> actions [B, A] within ±1."""
 
-    def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int) -> None:
+    def __init__(self, encoder: AnyEncoder, hidden: Sequence[int], actions: int) -> None:
         super().__init__()
         self.encoder, self.head = encoder, Head(encoder.features, hidden, (actions,), "none")
         for parameter in self.head.q.parameters():
@@ -36,7 +36,7 @@ class PolicyNetwork(nn.Module):
 class Critic(nn.Module):
     """Return distribution of an action: `distribution(features, action)` [B, Z]; Z = 1 for a scalar value."""
 
-    def __init__(self, encoder: Encoder, hidden: Sequence[int], actions: int, outputs: int, norm: Norm) -> None:
+    def __init__(self, encoder: AnyEncoder, hidden: Sequence[int], actions: int, outputs: int, norm: Norm) -> None:
         super().__init__()
         self.encoder, self.head = encoder, Head(encoder.features + actions, hidden, (outputs,), norm)
 
@@ -76,7 +76,7 @@ class ActorCritic(nn.Module):
 
 
 def make_actor_critic(
-    encoder: Callable[[], Encoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm,
+    encoder: Callable[[], AnyEncoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm,
     critics: int, normalised: Mapping[str, Leaf]) -> ActorCritic:
     """Build policy and critics, each with its own encoder.
 

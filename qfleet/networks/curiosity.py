@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from qfleet.core.env import Leaf
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.encoder import MakeEncoder
 from qfleet.networks.heads import MLP
 
 CLIP = 5.0
@@ -25,9 +25,11 @@ LONGEST = 1e6
 class Trunk(nn.Module):
     """{leaf: [B, ...]} -> [B, width]: an encoder, dense layers and a linear output layer."""
 
-    def __init__(self, observation: Mapping[str, Leaf], torso: str, hidden: Sequence[int], width: int) -> None:
+    def __init__(
+        self, observation: Mapping[str, Leaf], encoder: MakeEncoder, hidden: Sequence[int], width: int
+    ) -> None:
         super().__init__()
-        self.encoder = Encoder(observation, torso, "none")
+        self.encoder = encoder(observation)
         self.hidden = MLP(self.encoder.features, hidden, "none")
         self.out = nn.Linear(hidden[-1] if hidden else self.encoder.features, width)
 
@@ -105,16 +107,16 @@ class Curiosity(nn.Module):
     of `random`, which is never trained; its error is large for novel observations (RND, Burda et al. 2018).
     """
 
-    def __init__(self, observation: Mapping[str, Leaf], actions: int, torso: str, hidden: Sequence[int],
+    def __init__(self, observation: Mapping[str, Leaf], actions: int, encoder: MakeEncoder, hidden: Sequence[int],
                  embedding: int, outputs: int) -> None:
         super().__init__()
-        self.embed = Trunk(observation, torso, hidden, embedding)
+        self.embed = Trunk(observation, encoder, hidden, embedding)
         self.inverse = nn.Sequential(nn.Linear(2 * embedding, 128), nn.ReLU(), nn.Linear(128, actions))
         self.normaliser = Normaliser(observation)
         plain = {name: leaf if leaf.kind == "category" else replace(leaf, dtype="float32")
                  for name, leaf in observation.items()}
-        self.random = Trunk(plain, torso, hidden, outputs).apply(orthogonal_init).requires_grad_(False)
-        self.predictor = Trunk(plain, torso, hidden, outputs).apply(orthogonal_init)
+        self.random = Trunk(plain, encoder, hidden, outputs).apply(orthogonal_init).requires_grad_(False)
+        self.predictor = Trunk(plain, encoder, hidden, outputs).apply(orthogonal_init)
 
     def predict_action(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Logits [B, A] of the action between two embeddings [B, D]."""

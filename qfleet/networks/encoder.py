@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from qfleet.accel.kernels.images import image_input
 from qfleet.core.env import Leaf
+from qfleet.networks.custom_encoder import CustomEncoder
 from qfleet.networks.norms import Norm
 from qfleet.networks.patch_conv import SpaceToDepthConv2d
 from qfleet.networks.torsos import find_torso
@@ -61,3 +63,20 @@ def first_layer(torso: nn.Module) -> nn.Module | None:
 def default_torso(leaf: Leaf) -> str:
     """`nature` for images large enough for its strides, else `small`."""
     return "nature" if min(leaf.shape[1:]) >= 36 else "small"
+
+
+AnyEncoder = Encoder | CustomEncoder
+MakeEncoder = Callable[[Mapping[str, Leaf]], AnyEncoder]
+"""Builds an encoder for observation leaves; each of an agent's networks has its own."""
+
+
+def encoder_factory(cfg: Any, norm: Norm | None = None) -> MakeEncoder:
+    """Factory for the encoder that an agent's section describes; `norm` replaces `cfg.norm`.
+
+    Reads `encoder` and `encoder_kwargs` of a user's module, else `torso`, `norm` and, if the section has them,
+    `torso_options`.
+    """
+    if cfg.encoder != "auto":
+        return partial(CustomEncoder, name=cfg.encoder, kwargs=cfg.encoder_kwargs)
+    return partial(Encoder, torso=cfg.torso, norm=cfg.norm if norm is None else norm,
+                   **getattr(cfg, "torso_options", {}))

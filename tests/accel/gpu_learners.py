@@ -7,9 +7,10 @@ import contextlib
 import pytest
 import torch
 from image_learners import CURIOUS, RECURRENT, SPEC
+from torch import nn
 
 from qfleet.accel import graph_gradient, graph_policy, graph_update
-from qfleet.algos import c51, ddpg, dqn, iqn, qr
+from qfleet.algos import c51, ddpg, dqn, hlgauss, iqn, qr
 from qfleet.core.env import Box, EnvSpec, Leaf
 
 GPU = torch.device("cuda", 0)
@@ -17,8 +18,23 @@ PIXELS = EnvSpec("pixels", {"obs": Leaf((4, 84, 84), "uint8", "image", stack=4)}
 REACH = EnvSpec("reach", {"obs": Leaf((3,), "float32", "vector")}, 0, box=Box((2,), (-2.0, 0.0), (2.0, 1.0)))
 """Images large enough for the Nature torso, which has kernels of its own in bfloat16; and continuous control."""
 
+
+class Patches(nn.Module):
+    """An encoder of a user: one convolution."""
+
+    def __init__(self, observation):
+        super().__init__()
+        (leaf,) = observation.values()
+        self.layers = nn.Sequential(nn.Conv2d(leaf.shape[0], 16, 12, 12), nn.ReLU(), nn.Flatten())
+
+    def forward(self, obs):
+        return self.layers(obs["obs"])
+
+
 VALUE_BASED = [(dqn, {"dueling": True, "n_step": 3}, PIXELS), (dqn, {"norm": "layer", "munchausen": True}, PIXELS),
-               (c51, {"noisy": True, "atoms": 11}, PIXELS), (qr, {"quantiles": 7}, PIXELS), (iqn, {"n_step": 2}, SPEC)]
+               (c51, {"noisy": True, "atoms": 11}, PIXELS), (qr, {"quantiles": 7}, PIXELS), (iqn, {"n_step": 2}, SPEC),
+               (hlgauss, {"munchausen": True, "atoms": 11}, PIXELS),
+               (dqn, {"encoder": f"{__name__}:Patches", "dueling": True, "noisy": True}, PIXELS)]
 WITH_STATE = [(*RECURRENT, SPEC), *((*each, SPEC) for each in CURIOUS)]
 CONTROL = [(ddpg, {"norm": "layer"}, REACH)]
 EVERY_AGENT = [*VALUE_BASED, *WITH_STATE, *CONTROL]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from fakes import ListMetrics
 
-from qfleet.algos import agent57, c51, dqn, iqn, ngu, qr, r2d2
+from qfleet.algos import agent57, c51, dqn, hlgauss, iqn, ngu, qr, r2d2
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.learner.learner import Learner, LearnerConfig
 from qfleet.learner.weight_store import Mailbox
@@ -16,7 +16,7 @@ from qfleet.replay.layout import Layout
 CPU = torch.device("cpu")
 SPEC = EnvSpec("pictures", {"obs": Leaf((2, 12, 12), "uint8", "image", stack=2)}, num_actions=3)
 AGENTS = [(dqn, {"dueling": True, "n_step": 3}), (c51, {"noisy": True, "atoms": 11}), (qr, {"quantiles": 7}),
-          (iqn, {"munchausen": True, "n_step": 2})]
+          (iqn, {"munchausen": True, "n_step": 2}), (hlgauss, {"dueling": True, "atoms": 11})]
 RECURRENT = (r2d2, {"burn_in": 2, "unroll": 4, "stride": 2, "n_step": 2, "features": [16], "units": 8})
 WONDER = {"arms": 4, "embedding": 3, "episodic_capacity": 6, "neighbours": 2, "curious_hidden": [8]}
 CURIOUS = [(ngu, RECURRENT[1] | WONDER), (agent57, RECURRENT[1] | WONDER), (agent57, WONDER | {"memory": "none"})]

@@ -6,17 +6,32 @@ import typing
 
 import torch
 
-from qfleet.algos import c51, dqn, iqn, qr
+from qfleet.algos import c51, dqn, hlgauss, iqn, qr
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.replay import Sample
 from qfleet.networks.torsos import Torso
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 PICTURES = EnvSpec("toy", {"obs": Leaf((1, 36, 36), "uint8", "image")}, num_actions=4)
-ALGOS = {"dqn": dqn, "c51": c51, "qr": qr, "iqn": iqn}
+ALGOS = {"dqn": dqn, "c51": c51, "hlgauss": hlgauss, "qr": qr, "iqn": iqn}
 SMALL = {"dqn": {}, "c51": {"atoms": 7, "v_min": -3.0, "v_max": 4.0}, "qr": {"quantiles": 5},
+         "hlgauss": {"atoms": 7, "v_min": -3.0, "v_max": 4.0},
          "iqn": {"samples": 3, "target_samples": 4, "policy_samples": 6, "cosines": 5}}
 """Little of everything, so that naive loops are quick."""
+
+
+class Scaled(torch.nn.Module):
+    """An encoder of a user: all leaves as one row, times a factor."""
+
+    def __init__(self, observation: dict[str, Leaf], scale: float = 3.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([leaf.flatten(1) for leaf in obs.values()], 1) * self.scale
+
+
+OWN_ENCODER = {"encoder": "family_kit:Scaled"}
 
 
 def config(algo: str, **switches):

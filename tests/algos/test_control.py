@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from control_kit import ALGOS, PICTURES, SPEC, TD3, agent, batch_of, config, twins
-from family_kit import changes_of
+from family_kit import OWN_ENCODER, changes_of
 
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.env import Box, EnvSpec
@@ -128,9 +128,10 @@ def test_smoothing_is_clipped_and_keeps_within_bounds():
 
 
 NUMBERS = {"gamma": 0.5, "n_step": 2, "policy_rate": 0.5, "policy_delay": 3, "smoothing": 0.5, "smoothing_clip": 0.01,
-           "torso_width": 2, "torso_pool": 2, "hidden": (4, 4), "atoms": 9, "v_min": -7.0, "v_max": 9.0}
+           "torso_width": 2, "torso_pool": 2, "hidden": (4, 4), "atoms": 9, "v_min": -7.0, "v_max": 9.0,
+           **OWN_ENCODER, "encoder_kwargs": {"scale": 0.5}}
 CONTEXT = {"smoothing_clip": {"smoothing": 0.5}, "torso_width": {"torso": "impala"}, "torso_pool": {"torso": "impala"},
-           "spectral_norm": {"torso": "impala"}}
+           "spectral_norm": {"torso": "impala"}, "encoder_kwargs": OWN_ENCODER}
 """Where an option is idle by itself."""
 
 

@@ -1,4 +1,4 @@
-"""Heads × torsos × switches from pictures: every pair of choices meets in some whole update of the real learner."""
+"""Heads × encoders × switches from pictures: every pair of choices meets in some whole update of the real learner."""
 
 import dataclasses
 import itertools
@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from fakes import ListMetrics, TapeReplay
-from family_kit import ALGOS, PICTURES, agent, batch_of, config
+from family_kit import ALGOS, OWN_ENCODER, PICTURES, agent, batch_of, config
 
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import ExplorationParams
 from qfleet.learner.learner import Learner, LearnerConfig
 from qfleet.learner.weight_store import Mailbox
 
-FACTORS = {"algo": list(ALGOS), "torso": ["nature", "impala"], "next": ["max", "double", "munchausen"],
+FACTORS = {"algo": list(ALGOS), "torso": ["nature", "impala", "own"], "next": ["max", "double", "munchausen"],
            "dueling": [False, True], "noisy": [False, True], "n_step": [1, 3], "rescale": [False, True],
            "weighted": [False, True]}
 """What follows a step is one choice: double has nothing to choose where Munchausen averages."""
@@ -39,7 +39,8 @@ ROWS = pairwise_rows()
 
 def switches(row):
     spectral = {"spectral_norm": True, "torso_pool": 2} if row["torso"] == "impala" else {}
-    return {name: row[name] for name in ("torso", "dueling", "noisy", "n_step", "rescale")} | spectral | {
+    network = OWN_ENCODER if row["torso"] == "own" else {"torso": row["torso"]}
+    return {name: row[name] for name in ("dueling", "noisy", "n_step", "rescale")} | network | spectral | {
         "double": row["next"] == "double", "munchausen": row["next"] == "munchausen"}
 
 

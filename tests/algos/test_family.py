@@ -41,6 +41,9 @@ class Oracle:
         self.algo, self.cfg = algo, cfg
         if algo == "c51":
             self.z = [cfg.v_min + i * (cfg.v_max - cfg.v_min) / (cfg.atoms - 1) for i in range(cfg.atoms)]
+        if algo == "hlgauss":
+            self.width = (cfg.v_max - cfg.v_min) / cfg.atoms
+            self.z = [cfg.v_min + (i + 0.5) * self.width for i in range(cfg.atoms)]
 
     def real(self, x):
         if not self.cfg.rescale:
@@ -55,9 +58,15 @@ class Oracle:
         """The mean of a law: logits of atoms, quantiles, or a number."""
         if self.algo == "dqn":
             return self.real(law)
+        if self.algo == "hlgauss":
+            return self.real(self.mean(law))
         if self.algo == "c51":
             return sum(p * self.real(z) for p, z in zip(softmax(law), self.z, strict=True))
         return sum(self.real(x) for x in law) / len(law)
+
+    def mean(self, law):
+        """The mean of a histogram, as learnt."""
+        return sum(p * z for p, z in zip(softmax(law), self.z, strict=True))
 
     def target(self, ret, scale, bonus, laws, q_next):
         """(values, probabilities) of the target; each of equal probability if those are None."""
@@ -73,7 +82,8 @@ class Oracle:
             pairs = [(self.learnt(ret + scale * (self.real(z) + entropy[a])), policy[a] * p)
                      for a, law in enumerate(laws) for p, z in zip(softmax(law), self.z, strict=True)]
             return [v for v, _ in pairs], [p for _, p in pairs]
-        rows = [[law] for law in laws] if self.algo == "dqn" else laws
+        laws = [self.mean(law) for law in laws] if self.algo == "hlgauss" else laws
+        rows = [[law] for law in laws] if self.algo in ("dqn", "hlgauss") else laws
         means = [sum(policy[a] * (self.real(row[j]) + entropy[a]) for a, row in enumerate(rows))
                  for j in range(len(rows[0]))]
         return [self.learnt(ret + scale * x) for x in means], None
@@ -83,6 +93,10 @@ class Oracle:
         if self.algo == "dqn":
             td = abs(values[0] - law)
             return (0.5 * td**2 if td <= 1 else td - 0.5), td
+        if self.algo == "hlgauss":
+            y = min(max(values[0], self.cfg.v_min), self.cfg.v_max)
+            m = self.histogram(y, self.cfg.sigma_ratio * self.width)
+            return -sum(a * math.log(b) for a, b in zip(m, softmax(law), strict=True)), abs(y - self.mean(law))
         if self.algo == "c51":
             m = self.project(values, probs)
             logs = [math.log(p) for p in softmax(law)]
@@ -97,6 +111,12 @@ class Oracle:
                 loss += abs(level - (delta < 0)) * bent / len(values)
                 size += abs(delta) / len(values) / len(law)
         return loss, size
+
+    def histogram(self, y, sigma):
+        """The mass of a Gaussian in each bin, by the error function, and rescaled to 1."""
+        below = [0.5 * (1 + math.erf((z - self.width / 2 - y) / sigma / math.sqrt(2))) for z in self.z]
+        below.append(0.5 * (1 + math.erf((self.cfg.v_max - y) / sigma / math.sqrt(2))))
+        return [(b - a) / (below[-1] - below[0]) for a, b in itertools.pairwise(below)]
 
     def project(self, values, probs):
         m, gap = [0.0] * len(self.z), self.z[1] - self.z[0]

@@ -1,6 +1,7 @@
 """NGU by its parts: wonder against naive lists, stored columns, rewards and discounts by arm, networks of curiosity."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator
 from qfleet.maths.policy_family import betas, gammas
 from qfleet.maths.returns import n_step
 from qfleet.networks.curiosity import Curiosity
+from qfleet.networks.encoder import Encoder
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
 SMALL = {"features": (8,), "units": 6, "hidden": (8,), "burn_in": 3, "unroll": 8, "stride": 4, "n_step": 2, "arms": 5,
@@ -167,7 +169,7 @@ def test_actors_store_how_probable_their_choice_was_where_retrace_asks(epsilon):
 def test_observations_are_normalised_before_they_surprise():
     """A normalisation that is computed and not used would not change the error."""
     torch.manual_seed(0)
-    net = Curiosity(SPEC.observation, 4, "auto", (8,), 4, 6)
+    net = Curiosity(SPEC.observation, 4, partial(Encoder, torso="auto", norm="none"), (8,), 4, 6)
     obs = {"obs": 50 + 3 * torch.randn(400, 3)}
     before = net.rnd_error(obs)
     for name, value in net.normaliser.updated_statistics(obs).items():
@@ -178,7 +180,7 @@ def test_observations_are_normalised_before_they_surprise():
 
 
 def test_running_figures_of_parts_are_those_of_the_whole():
-    net = Curiosity(SPEC.observation, 4, "auto", (8,), 4, 6).normaliser
+    net = Curiosity(SPEC.observation, 4, partial(Encoder, torso="auto", norm="none"), (8,), 4, 6).normaliser
     x = 5 + torch.randn(300, 3)
     for part in x.split([10, 90, 200]):
         for name, value in net.updated_statistics({"obs": part}).items():

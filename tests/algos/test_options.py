@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_kit import ALGOS, PICTURES, SMALL, SPEC, batch_of, changes_of, config, twins
+from family_kit import ALGOS, OWN_ENCODER, PICTURES, SMALL, SPEC, batch_of, changes_of, config, twins
 
 from qfleet import api
 from qfleet.algos import agent57, ngu, r2d2
@@ -23,10 +23,10 @@ PERMISSIONS = {"noisy_epsilon"}
 NUMBERS = {"gamma": 0.5, "n_step": 2, "noisy_sigma": 2.0, "munchausen_alpha": 0.1, "munchausen_temperature": 1.0,
            "munchausen_floor": -0.1, "torso_width": 2, "torso_pool": 2, "hidden": (4, 4), "huber_delta": 0.1,
            "atoms": 9, "v_min": -7.0, "v_max": 9.0, "quantiles": 6, "kappa": 0.1, "samples": 5, "target_samples": 6,
-           "policy_samples": 1, "cosines": 9}
-"""Another value for every option that is a number."""
+           "policy_samples": 1, "cosines": 9, "sigma_ratio": 0.2, **OWN_ENCODER, "encoder_kwargs": {"scale": 0.5}}
+"""Another value for every option that is a number, and for the encoder of a user."""
 
-CONTEXTS = [{}, {"noisy": True}, {"munchausen": True, "double": False}, {"torso": "impala"}]
+CONTEXTS = [{}, {"noisy": True}, {"munchausen": True, "double": False}, {"torso": "impala"}, OWN_ENCODER]
 """Where an option is idle, another context must wake it."""
 
 
@@ -84,6 +84,8 @@ def test_every_option_changes_the_update_where_it_is_not_refused(algo, name, val
     pictures = name in ("torso", "torso_width", "torso_pool", "spectral_norm") or value == "group"
     for context in CONTEXTS:
         if name in context or (("torso" in context) != (name in ("torso_width", "torso_pool", "spectral_norm"))):
+            continue
+        if ("encoder" in context) != (name == "encoder_kwargs"):
             continue
         if name in config(algo, **context).inactive():
             continue

@@ -68,7 +68,7 @@ def test_values_are_in_units_of_the_return(name):
     policy, spec = policy_of(AGENTS[name])
     obs = observations(spec, 0)
     values, extras = policy.q_values(obs), policy.act(obs, GREEDY)[1]
-    learned = torch.from_numpy(extras["law" if name == "dueling" else "q"])
+    learned = torch.from_numpy(extras["distribution" if name == "dueling" else "q"])
     assert np.allclose(values, h_inverse(learned).numpy()) and not np.allclose(values, learned.numpy())
 
 

@@ -24,7 +24,8 @@ from qfleet.runconfig.resolution import resolve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PAGES = {"custom_env": "custom-env.md", "custom_torso": "custom-network.md", "custom_algorithm": "custom-algorithm.md",
+PAGES = {"custom_env": "custom-env.md", "custom_torso": "custom-network.md", "custom_encoder": "custom-network.md",
+         "custom_loss": "custom-algorithm.md", "custom_algorithm": "custom-algorithm.md",
          "custom_optimizer": "optimizers.md"}
 TINY = ["total_steps=300", "env.lanes=2", "agent.hidden=[16]", "replay.chunk_steps=8", "replay.min_steps=64",
         "learner.batch_size=8", "replay.samples_per_insert=2", "eval.period_steps=null", "eval.episodes=2",
@@ -59,9 +60,15 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def joined(text: str) -> str:
+    """A text whose commands are one line each."""
+    return re.sub(r" \\\n\s+", " ", text)
+
+
 def documented(name: str) -> list[str]:
     """The words of the train command that an example's page shows."""
-    commands = re.findall(rf"^\$ qfleet (train .*\b{name}:.*)$", (ROOT / "docs" / PAGES[name]).read_text(), re.M)
+    page = joined((ROOT / "docs" / PAGES[name]).read_text())
+    commands = re.findall(rf"^\$ qfleet (train .*\b{name}:.*)$", page, re.M)
     assert commands, f"docs/{PAGES[name]} shows no command that trains {name}"
     return commands[0].split()
 
@@ -76,10 +83,11 @@ def test_every_example_has_a_page():
 def test_examples_are_short_and_name_their_command(name):
     text = (EXAMPLES / f"{name}.py").read_text()
     assert len(text.splitlines()) < MOST_LINES
-    assert " ".join(["qfleet", *documented(name)]) in text
+    assert " ".join(["qfleet", *documented(name)]) in joined(text)
 
 
 @pytest.mark.parametrize(("name", "opening"), [("custom_env", "class Dock"), ("custom_torso", "def residual"),
+                                               ("custom_encoder", "class Fourier"), ("custom_loss", "class TwoHot"),
                                                ("custom_algorithm", "def loss("), ("custom_optimizer", "class Lion")])
 def test_excerpts_are_those_of_the_example(name, opening):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / PAGES[name]).read_text(), re.M | re.S)
@@ -88,6 +96,13 @@ def test_excerpts_are_those_of_the_example(name, opening):
     assert len(lines) > 5
     text = (EXAMPLES / f"{name}.py").read_text()
     assert [line for line in lines if line not in text] == []
+
+
+def test_the_page_shows_hl_gauss_as_it_is():
+    page, source = (ROOT / "docs/custom-algorithm.md").read_text(), (ROOT / "qfleet/algos/hlgauss.py").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    block = next(block for block in blocks if "gaussian_histogram" in block)
+    assert source.endswith(block.partition("    ...\n")[2])
 
 
 def test_a_step_and_an_update_run_few_files(monkeypatch):

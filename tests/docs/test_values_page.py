@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qfleet.algos import c51, dqn, iqn, qr
-from qfleet.algos._value_based import ValueBasedConfig
+from qfleet.algos import c51, dqn, hlgauss, iqn, qr
+from qfleet.algos.value_based import ValueBasedConfig
 from qfleet.runconfig.describe import key_table
 
 PAGE = (Path(__file__).parents[2] / "docs/values.md").read_text(encoding="utf-8")
-OWN = {"dqn": dqn.Config, "c51": c51.Config, "qr": qr.Config, "iqn": iqn.Config}
+OWN = {"dqn": dqn.Config, "c51": c51.Config, "hlgauss": hlgauss.Config, "qr": qr.Config, "iqn": iqn.Config}
 PAPER = re.compile(r"(?:van )?[A-Z]\w+(?: et al\.| and [A-Z]\w+)? (?:19|20)\d\d[ab]?")
 
 

@@ -14,6 +14,7 @@ from qfleet.maths.distributional import (
     cosine_features,
     cross_entropy,
     entropy,
+    gaussian_histogram,
     midpoints,
     pairwise_td_errors,
     quantile_huber,
@@ -43,6 +44,38 @@ def test_one_mass_by_hand_on_an_uneven_support(value, expected):
     support = doubles(0, 1, 3)
     found = categorical_projection(doubles(value)[None], doubles(1.0)[None], support)
     assert found[0].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("mean", "masses"), [
+    (1.5, [0.15731, 0.68269, 0.15731]),  # Φ(−1) − Φ(−3), Φ(1) − Φ(−1), Φ(3) − Φ(1)
+    (1.0, [0.47725, 0.47725, 0.02272]),  # Φ(0) − Φ(−2), Φ(2) − Φ(0), Φ(4) − Φ(2)
+    (0.0, [0.47725, 0.02272, 0.00003]), (-9.0, [0.47725, 0.02272, 0.00003]),  # clipped to the lower end
+    (3.0, [0.00003, 0.02272, 0.47725]), (50.0, [0.00003, 0.02272, 0.47725])])
+def test_a_histogram_by_the_table_of_the_normal_distribution(mean, masses):
+    """Three bins of width 1 = 2σ, so that all bounds are whole numbers of σ from the mean."""
+    found = gaussian_histogram(doubles(mean), doubles(0, 1, 2, 3), 0.5)
+    assert found[0].tolist() == pytest.approx([mass / sum(masses) for mass in masses], abs=2e-5)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9), st.floats(0.05, 3))
+def test_a_histogram_equals_a_naive_loop(seed, bins, sigma):
+    """Bins of any widths; what lies outside is clipped."""
+    rng = torch.Generator().manual_seed(seed)
+    edges = torch.randn(1, generator=rng).double() + torch.rand(bins + 1, generator=rng).double().add(0.05).cumsum(0)
+    means = 4 * torch.randn(5, generator=rng).double()
+    found = gaussian_histogram(means, edges, sigma)
+    for mean, row in zip(means.tolist(), found.tolist(), strict=True):
+        clipped = min(max(mean, edges[0].item()), edges[-1].item())
+        cdf = [0.5 * math.erfc((clipped - edge) / sigma / math.sqrt(2)) for edge in edges.tolist()]
+        assert row == pytest.approx([(b - a) / (cdf[-1] - cdf[0]) for a, b in itertools.pairwise(cdf)], abs=1e-9)
+        assert sum(row) == pytest.approx(1)
+
+
+def test_a_histogram_keeps_its_mean_far_from_the_ends_and_narrows_to_one_bin():
+    edges = torch.linspace(-10, 10, 52)
+    width, centres, means = 20 / 51, (edges[:-1] + edges[1:]) / 2, torch.linspace(-7, 7, 30)
+    assert torch.allclose(gaussian_histogram(means, edges, 0.75 * width) @ centres, means, atol=2e-3)
+    assert gaussian_histogram(centres, edges, 0.01 * width).equal(torch.eye(51))
 
 
 def test_the_papers_step_by_hand():

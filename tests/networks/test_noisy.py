@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from qfleet.actor.policy import Policy
-from qfleet.algos import c51, dqn, iqn, qr
+from qfleet.algos import c51, dqn, hlgauss, iqn, qr
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.networks.noisy import Noise, NoisyLinear
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=4)
-ALGOS = {"dqn": dqn, "c51": c51, "qr": qr, "iqn": iqn}
+ALGOS = {"dqn": dqn, "c51": c51, "hlgauss": hlgauss, "qr": qr, "iqn": iqn}
 
 
 def rng(seed=0):
@@ -59,7 +59,7 @@ def test_actors_are_noisy_step_by_step_and_lane_by_lane_and_evaluation_is_not(al
     obs = {"obs": np.ones((6, 3), np.float32)}
 
     def law(noise):
-        return policy.act(obs, ExplorationParams(torch.zeros(6), noise))[1]["law"]
+        return policy.act(obs, ExplorationParams(torch.zeros(6), noise))[1]["distribution"]
 
     first, second = law(True), law(True)
     assert not np.allclose(first, second), "resampled for every step"

@@ -36,6 +36,7 @@ COMMON = ["env.lanes=8", f"env.kwargs={{length: {LENGTH}}}", f"agent.gamma={GAMM
 
 FAMILY = {
     "c51": "agent.algo=c51 agent.v_min=-0.5 agent.v_max=1.5",
+    "hlgauss": "agent.algo=hlgauss agent.v_min=-0.5 agent.v_max=1.5",
     "qr": "agent.algo=qr agent.quantiles=16",
     "iqn": "agent.algo=iqn agent.policy_samples=8",
     "noisy": "agent.noisy=true agent.noisy_epsilon=true agent.noisy_sigma=0.1",
@@ -119,12 +120,15 @@ def values_of(run):
     agent = api.load(run, which="latest")
     cfg = agent.config.agent
     states = {"obs": np.repeat(np.eye(LENGTH, dtype=np.float32)[:-1], 64, 0)}  # IQN's levels are random: many of them
-    law = agent.policy.act(states, ExplorationParams(torch.zeros(64 * (LENGTH - 1)), network_noise=False))[1]["law"]
-    law = torch.from_numpy(law).unflatten(0, (LENGTH - 1, 64))
+    _, columns = agent.policy.act(states, ExplorationParams(torch.zeros(64 * (LENGTH - 1)), network_noise=False))
+    distribution = torch.from_numpy(columns["distribution"]).unflatten(0, (LENGTH - 1, 64))
     if cfg.algo == "c51":
-        q = (law.softmax(3) * torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms)).sum(3)
+        q = (distribution.softmax(3) * torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms)).sum(3)
+    elif cfg.algo == "hlgauss":
+        half = (cfg.v_max - cfg.v_min) / cfg.atoms / 2
+        q = (distribution.softmax(3) * torch.linspace(cfg.v_min + half, cfg.v_max - half, cfg.atoms)).sum(3)
     else:
-        q = law if cfg.algo == "dqn" else law.mean(3)
+        q = distribution if cfg.algo == "dqn" else distribution.mean(3)
     return (h_inverse(q) if cfg.rescale else q).mean(1).numpy()
 
 

@@ -1,10 +1,13 @@
-"""A replay store, a gradient synchronisation and a launcher of the user are used by name, without changes elsewhere."""
+"""A replay store, a gradient synchronisation, a launcher and an encoder of the user, each used by its name alone."""
 
 from pathlib import Path
 
 import pytest
+import torch
 from real_runs import train
+from torch import nn
 
+from qfleet import api
 from qfleet.core.errors import UserError
 from qfleet.launch.local_launcher import LocalLauncher
 from qfleet.replay.host_store import HostReplay
@@ -61,6 +64,19 @@ class NotingLauncher(LocalLauncher):
         return super().start(node, attempt, now, may_start)
 
 
+class Doubled(nn.Module):
+    """An encoder with a parameter and a buffer, which both have to reach every process."""
+
+    def __init__(self, observation, width=8):
+        super().__init__()
+        note(f"encoder of {', '.join(observation)}")
+        self.layer = nn.Linear(4, width)
+        self.register_buffer("factor", torch.tensor(2.0))
+
+    def forward(self, obs):
+        return self.layer(obs["obs"] * self.factor).relu()
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """A working directory with this file as a module, so that all processes of a run can import it."""
@@ -103,6 +119,17 @@ def test_a_gradient_synchronisation_by_name():
 def test_a_launcher_by_name():
     result = train("cartpole", *QUICK, "launcher=my_extensions:NotingLauncher", "actors=1")
     assert result.reason == "total_steps" and noted() == {"start learner", "start actor/0", "start evaluator"}
+
+
+def test_an_encoder_by_name_acts_in_other_processes_and_is_resumed():
+    own = ["agent.encoder=my_extensions:Doubled", "agent.encoder_kwargs.width=6", "agent.dueling=true",
+           "agent.n_step=3", "agent.noisy=true", "explore.kind=constant", "explore.epsilon=0", "replay.alpha=0.6"]
+    result = train("cartpole", *QUICK, *own, "actors=2")
+    assert result.reason == "total_steps" and result.updates > 50 and noted() == {"encoder of obs"}
+    assert api.resume(result.directory, ["total_steps=900"]).updates > result.updates
+    loaded = api.load(result.directory, which="latest")
+    weights = dict(loaded.policy.flat.net.named_parameters())
+    assert weights["encoder.module.layer.weight"].shape == (6, 4)
 
 
 @pytest.mark.parametrize("words", [["replay.store=hots"], ["sync=allredcue"], ["launcher=locla"]])

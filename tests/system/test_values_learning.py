@@ -14,6 +14,7 @@ EPSILON = ["explore.steps=2000"]
 C51 = ["agent.algo=c51", "agent.v_min=-1.5", "agent.v_max=1.5"]
 MEMBERS = {
     "c51": [*C51, *EPSILON],
+    "hlgauss": ["agent.algo=hlgauss", "agent.v_min=-1.5", "agent.v_max=1.5", *EPSILON],
     "qr": ["agent.algo=qr", "agent.quantiles=16", *EPSILON],
     "iqn": ["agent.algo=iqn", "agent.policy_samples=8", *EPSILON],
     "dueling": ["agent.dueling=true", *EPSILON],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qfleet.algos._curiosity import CuriosityConfig
+from qfleet.algos.curiosity import CuriosityConfig
 from qfleet.core.agent import Memory, Tensors
 from qfleet.core.devices import is_on_host
 from qfleet.maths.nearest_neighbours import knn_squared_distances, knn_topk_padded

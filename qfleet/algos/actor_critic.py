@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from qfleet.algos._value_based import reject_unused_options, unused_options
+from qfleet.algos.value_based import inactive_encoder_options, reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, ParamGroup, RecurrentState, Tensors
@@ -32,7 +32,8 @@ from qfleet.core.errors import UserError
 from qfleet.core.replay import Sample, Window
 from qfleet.maths.returns import n_step
 from qfleet.networks import actor_critic
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.custom_encoder import EncoderName
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.norms import Norm
 from qfleet.networks.torsos import Torso
 
@@ -54,6 +55,11 @@ class ControlConfig(Section):
     smoothing_clip: Positive = Field(0.5, description="bound on the absolute smoothing noise")
     normalise: bool = Field(
         False, description="normalise vector observations by their running mean and standard deviation")
+    encoder: EncoderName = Field(
+        "auto", description="network from the observation to features: auto (torsos for images, one-hot categories, "
+                            "vectors unchanged), or your own nn.Module for all leaves, as module:attribute")
+    encoder_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of agent.encoder, in addition to the observation's leaves")
     torso: Torso = Field(
         "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")
@@ -72,7 +78,7 @@ class ControlConfig(Section):
         idle = {} if self.smoothing else {"smoothing_clip": "without agent.smoothing"}
         if self.torso != "impala":
             idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
-        return idle
+        return idle | inactive_encoder_options(self)
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:
         return unused_options(self, spec)
@@ -106,8 +112,8 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, model: CriticModel) ->
 
     def network() -> nn.Module:
         return actor_critic.make_actor_critic(
-            lambda: Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options), cfg.hidden, box.size,
-            model.outputs, cfg.norm, 1 + cfg.twin, normalised)
+            partial(encoder_factory(cfg), spec.observation), cfg.hidden, box.size, model.outputs, cfg.norm,
+            1 + cfg.twin, normalised)
 
     def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator) -> Decision:
         online = cast(actor_critic.ActorCritic, net)

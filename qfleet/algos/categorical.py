@@ -1,4 +1,4 @@
-"""Support of categorical return distributions: options shared by C51 and D4PG."""
+"""Support of categorical return distributions: options shared by C51, HL-Gauss and D4PG."""
 
 from __future__ import annotations
 

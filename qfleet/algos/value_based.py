@@ -1,6 +1,7 @@
-"""Shared code of the value-based agents: the orthogonal options, each implemented once, and the common update.
+"""Value-based agents: the orthogonal options, each implemented once, and the common update around a return model.
 
-An algorithm supplies a `ReturnModel`: its network predicts scalar values or return distributions. Common to all:
+This module is public: an algorithm, in this package or of a user, supplies a `ReturnModel`, which says what its network
+predicts of returns, scalar values or distributions, and which loss compares two predictions. Common to all:
 
     double      the online network selects the bootstrap action                     (van Hasselt et al. 2016)
     dueling     separate streams for value and advantage                            (Wang et al. 2016)
@@ -32,7 +33,8 @@ from qfleet.core.replay import Sample, Window
 from qfleet.maths.bellman import gather_actions, scaled_log_policy
 from qfleet.maths.returns import NStep, n_step
 from qfleet.maths.value_rescaling import h, h_inverse
-from qfleet.networks.encoder import Encoder
+from qfleet.networks.custom_encoder import EncoderName, check_encoder
+from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import DuelingHead, Head
 from qfleet.networks.noisy import Noise
 from qfleet.networks.norms import Norm
@@ -40,7 +42,12 @@ from qfleet.networks.torsos import Torso
 
 
 class ValueBasedConfig(Section):
-    """Options that all value-based agents share."""
+    """Options that all value-based agents share; an algorithm's `Config` is a subclass with options of its own.
+
+    Example:
+        >>> class Config(ValueBasedConfig):
+        ...     expectile: Fraction = Field(0.5, description="weight of positive TD errors")
+    """
 
     algo: str = Field(description="algorithm, by name; changing it resets the recipe's other agent keys")
     gamma: Fraction = Field(0.99, description="discount factor per step")
@@ -64,6 +71,11 @@ class ValueBasedConfig(Section):
     rescale: bool = Field(
         False, description="value rescaling: learn h(return) instead of the return; for large rewards that are not "
                            "clipped")
+    encoder: EncoderName = Field(
+        "auto", description="network from the observation to features: auto (torsos for images, one-hot categories, "
+                            "vectors unchanged), or your own nn.Module for all leaves, as module:attribute")
+    encoder_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of agent.encoder, in addition to the observation's leaves")
     torso: Torso = Field(
         "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")
@@ -90,7 +102,7 @@ class ValueBasedConfig(Section):
             idle |= dict.fromkeys(("noisy_sigma", "noisy_epsilon"), "without agent.noisy=true")
         if self.torso != "impala":
             idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
-        return idle
+        return idle | inactive_encoder_options(self)
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:
         return unused_options(self, spec)
@@ -112,7 +124,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, cfg: ValueBasedConfig, spec: EnvSpec, distribution_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.observation, cfg.torso, cfg.norm, **cfg.torso_options)
+        self.encoder = encoder_factory(cfg)(spec.observation)
         head = DuelingHead if cfg.dueling else Head
         shape = (spec.num_actions, *distribution_shape)
         self.head = head(self.encoder.features, cfg.hidden, shape, cfg.norm, cfg.sigma)
@@ -123,9 +135,16 @@ class QNetwork(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """Values q [B, A] of all actions and the distributions [B, A, ...] whose means they are.
+    """What a network predicts of the returns of all actions.
 
-    `tau` [B, N] holds the fractions of sampled quantiles. A scalar value is its own distribution.
+    Args:
+        q: values [B, A], in units of the return; actions are chosen by them
+        distribution: what the loss compares, [B, A, ...], in the units that the network learns. A scalar value is its
+            own distribution
+        tau: fractions [B, N] of sampled quantiles, None without sampling
+
+    Example:
+        >>> Prediction(q=(logits.softmax(2) * support).sum(2), distribution=logits)  # C51
     """
 
     q: torch.Tensor
@@ -134,9 +153,16 @@ class Prediction(NamedTuple):
 
 
 class BootstrapTarget(NamedTuple):
-    """Target of an action: ret + discount · (return of a'), a' = `action` [B] or, for soft targets, a' ~ `pi` [B, A].
+    """Target of an action taken: ret + discount · (return of a' in the next state).
 
-    `entropy` [B, A] is −τ log π, which a soft policy adds to the return of each action.
+    `target_values` computes it for values and quantiles; other distributions compute their own, as C51 does.
+
+    Args:
+        ret: n-step return [B], with the bonus of Munchausen
+        discount: γⁿ [B], 0 after a termination
+        action: next action a' [B]; None if targets are soft
+        pi: soft policy [B, A] that a' is drawn from; None if targets are not soft
+        entropy: −τ log π [B, A], which a soft policy adds to the return of each action; None if targets are not soft
     """
 
     ret: torch.Tensor
@@ -146,39 +172,86 @@ class BootstrapTarget(NamedTuple):
     entropy: torch.Tensor | None = None
 
 
+Predict = Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+TDLoss = Callable[[Prediction, torch.Tensor, BootstrapTarget, Prediction], tuple[torch.Tensor, torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class ReturnModel:
     """Representation of returns: the network, its predictions and their TD loss.
 
-    `predict_online`, `predict_target` and `predict_for_acting` (net, obs, noise, rng) -> Prediction are used for the
-    trained network, for the target network and for action selection; they differ in the number of sampled quantiles.
-    `read_prediction(columns) -> Prediction` rebuilds the acting prediction from the columns `priority_inputs`.
-    `td_loss(prediction, action, target, next_prediction)` returns the loss and the priority, [B] each.
-    `values(net, obs)` are the values [B, A] without randomness; None: those of `predict_for_acting`, which draws
-    nothing without noise.
+    `make_return_model` builds one whose prediction is the output of a `QNetwork`, which fits most algorithms. All
+    functions are pure, and draw random numbers only from `noise` and `rng`.
+
+    Args:
+        network: builds the trained module
+        predict_online: (net, obs, noise, rng) -> Prediction of the trained network
+        predict_target: the same of the target network
+        predict_for_acting: the same for action selection; the three differ in the number of sampled quantiles
+        read_prediction: rebuilds the acting prediction from the columns `priority_inputs`, {name: [N, ...]}
+        priority_inputs: columns of a prediction that actors keep to compute priorities, name -> (shape, dtype)
+        td_loss: (prediction, action, target, next_prediction) -> loss and priority, [B] each. `prediction` is that of
+            the trained network, `action` [B] was taken, `next_prediction` is that of the target network in the next
+            state. The loss is neither weighted nor averaged, the priority is without gradient
+        values: (net, obs) -> values [B, A] without randomness; None: those of `predict_for_acting`, which then draws
+            nothing without noise
+
+    Example:
+        >>> ReturnModel(network=lambda: QNetwork(cfg, spec), predict_online=predict, predict_target=predict,
+        ...             predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
+        ...             priority_inputs={"distribution": ((spec.num_actions,), "float32")})
     """
 
     network: Callable[[], nn.Module]
-    predict_online: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
-    predict_target: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
-    predict_for_acting: Callable[[nn.Module, Tensors, Noise | None, torch.Generator], Prediction]
+    predict_online: Predict
+    predict_target: Predict
+    predict_for_acting: Predict
     read_prediction: Callable[[Tensors], Prediction]
     priority_inputs: Columns
-    td_loss: Callable[[Prediction, torch.Tensor, BootstrapTarget, Prediction], tuple[torch.Tensor, torch.Tensor]]
+    td_loss: TDLoss
     values: Callable[[nn.Module, Tensors], torch.Tensor] | None = None
 
 
+def make_return_model(
+    cfg: ValueBasedConfig, spec: EnvSpec, q_values: Callable[[torch.Tensor], torch.Tensor], td_loss: TDLoss,
+    shape: tuple[int, ...] = ()
+) -> ReturnModel:
+    """Model whose prediction is the output of a `QNetwork`: a value or a distribution per action.
+
+    Args:
+        cfg: options of the agent
+        spec: spaces of the environment
+        q_values: values [B, A] in units of the return, of the network's output [B, A, *shape]
+        td_loss: loss and priority, see `ReturnModel`
+        shape: shape of one action's output; () for a scalar value
+
+    Example:
+        >>> make_return_model(cfg, spec, lambda quantiles: quantiles.mean(2), td_loss, (cfg.quantiles,))
+    """
+    def read_prediction(columns: Tensors) -> Prediction:
+        return Prediction(q_values(columns["distribution"]), columns["distribution"])
+
+    def predict(net: nn.Module, obs: Tensors, noise: Noise | None, rng: torch.Generator) -> Prediction:
+        return read_prediction({"distribution": net(obs, noise)})
+
+    return ReturnModel(
+        network=lambda: QNetwork(cfg, spec, shape), predict_online=predict, predict_target=predict,
+        predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
+        priority_inputs={"distribution": ((spec.num_actions, *shape), "float32")})
+
+
 def unscale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
-    """Network outputs in units of the return."""
+    """Network outputs in units of the return: h⁻¹(values) with `rescale`, else unchanged."""
     return h_inverse(values) if cfg.rescale else values
 
 
 def rescale(cfg: ValueBasedConfig, values: torch.Tensor) -> torch.Tensor:
-    """Returns in the units that the network learns."""
+    """Returns in the units that the network learns: h(values) with `rescale`, else unchanged."""
     return h(values) if cfg.rescale else values
 
 
 def n_step_return(cfg: ValueBasedConfig, rows: Tensors) -> NStep:
+    """n-step return, discount and bootstrap row of each row of a window."""
     return n_step(rows["reward"], rows["discount"], rows["last"], cfg.gamma, cfg.n_step)
 
 
@@ -221,7 +294,32 @@ def make_noise(cfg: ValueBasedConfig, rng: torch.Generator, items: int = 1) -> N
 
 
 def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -> Agent:
-    """Build an agent that learns returns as represented by `model`, with the options of `cfg`."""
+    """Build an agent that learns returns as represented by `model`, with the options of `cfg`.
+
+    Args:
+        cfg: options of the agent
+        spec: spaces of the environment
+        model: network, predictions and loss
+
+    Raises:
+        UserError: an option has no effect on this environment, or `agent.encoder` cannot be called.
+
+    Example:
+        A loss of a user, named `agent.algo=my_module:SquaredLog`:
+
+        >>> class SquaredLog:
+        ...     class Config(ValueBasedConfig): ...
+        ...
+        ...     @staticmethod
+        ...     def build(cfg, spec):
+        ...         def td_loss(prediction, action, target, next_prediction):
+        ...             q = gather_actions(prediction.distribution, action)
+        ...             y = target_values(cfg, target, next_prediction.distribution)
+        ...             return (y - q).square().log1p(), (y - q.detach()).abs()
+        ...
+        ...         return make_value_agent(
+        ...             cfg, spec, make_return_model(cfg, spec, lambda q: unscale(cfg, q), td_loss))
+    """
     reject_unused_options(cfg, spec)
 
     def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
@@ -252,7 +350,7 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
     def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator) -> Decision:
         noise = make_noise(cfg, rng, len(explore.epsilon)) if explore.network_noise else None
         chosen = model.predict_for_acting(net, obs, noise, rng)
-        inputs = {"law": chosen.distribution} | ({} if chosen.tau is None else {"tau": chosen.tau})
+        inputs = {"distribution": chosen.distribution} | ({} if chosen.tau is None else {"tau": chosen.tau})
         return Decision(epsilon_greedy(chosen.q, explore, rng), memory, inputs)
 
     return Agent(network=model.network, act=act, loss=loss, window=Window(future=cfg.n_step),
@@ -271,19 +369,31 @@ def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, model: ReturnModel) 
 
 def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:
     """Network options without effect on this environment's observations, with the message for each."""
-    images = any(leaf.kind == "image" for leaf in spec.observation.values())
+    images, own = any(leaf.kind == "image" for leaf in spec.observation.values()), cfg.encoder != "auto"
+    convolutions = images and not own and cfg.torso != "mlp"
     found = {}
-    if not images and cfg.torso not in ("auto", "mlp"):
+    if not images and not own and cfg.torso not in ("auto", "mlp"):
         found["torso"] = f"agent.torso={cfg.torso} is for images, and {spec.id} has none: leave it out"
-    if cfg.norm == "group" and (not images or cfg.torso == "mlp"):
+    if cfg.norm == "group" and not convolutions:
         why = "agent.torso=mlp has none" if images else f"{spec.id} has no images"
+        why = "agent.encoder replaces those of the torsos" if own else why
         found["norm"] = f"agent.norm=group applies to convolutions, and {why}: use agent.norm=layer, or leave it out"
-    if cfg.norm == "layer" and not (cfg.hidden or getattr(cfg, "features", ())) and (not images or cfg.torso == "mlp"):
+    if cfg.norm == "layer" and not (cfg.hidden or getattr(cfg, "features", ())) and not convolutions:
         found["norm"] = "agent.norm=layer has no dense layer to normalise: set agent.hidden, or leave it out"
     return found
 
 
+def inactive_encoder_options(cfg: Any) -> dict[str, str]:
+    """Keys of the encoder without effect, with the reason: those of a user's module, or of the torsos it replaces."""
+    if cfg.encoder == "auto":
+        return {"encoder_kwargs": "without agent.encoder"}
+    torsos = {"torso", "torso_width", "torso_pool", "spectral_norm"} & type(cfg).model_fields.keys()
+    return dict.fromkeys(sorted(torsos), "with agent.encoder, which replaces the torsos")
+
+
 def reject_unused_options(cfg: Any, spec: EnvSpec) -> None:
-    """Raise UserError for the first option that `unused_options` finds."""
+    """Raise UserError for the first option that `unused_options` finds, or an encoder that cannot be called."""
     for why in unused_options(cfg, spec).values():
         raise UserError(why)
+    if cfg.encoder != "auto":
+        check_encoder(cfg.encoder, cfg.encoder_kwargs)
