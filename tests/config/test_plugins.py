@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,10 @@ def test_the_working_directory_is_found_from_the_installed_command_as_well(here:
     script.write_text(code)
     done = subprocess.run([sys.executable, str(script)], cwd=here, capture_output=True, text=True, timeout=60)
     assert done.stdout == "build\n", done.stderr
+
+
+@pytest.mark.parametrize("shared", ["value_based", "categorical", "actor_critic", "curiosity"])
+def test_what_algorithms_share_is_public_and_no_algorithm(shared: str) -> None:
+    assert importlib.import_module(f"qfleet.algos.{shared}") and shared not in plugin_names("qfleet.algos")
+    with pytest.raises(UserError, match=f"'{shared}' is not one of agent57"):
+        plugin_module("qfleet.algos", shared)
