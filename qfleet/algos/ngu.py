@@ -322,6 +322,5 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         network=lambda: Network(cfg, spec), act=partial(act, cfg=cfg, actions=spec.num_actions), loss=loss,
         window=window, columns=stored_columns(cfg), priority_inputs={"q": ((spec.num_actions,), "float32")},
         priority=priority, recurrent_state=make_recurrent_state(cfg, spec), eval_buffers=EVAL_BUFFERS,
-        stored_states=r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {},
-        q_values=lambda extras: r2d2.in_return_units(extras["q"], cfg),
+        stored_states=r2d2.state_columns(cfg.units) if cfg.memory == "lstm" else {}, q_values=r2d2.q_values(cfg),
         greedy=partial(greedy, cfg=cfg, actions=spec.num_actions), greedy_state=greedy_state(cfg))

@@ -8,7 +8,7 @@ Shapes: B items, N lanes, T rows of a window, U trained rows, A actions, H units
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -174,6 +174,11 @@ def in_return_units(q: torch.Tensor, cfg: Config) -> torch.Tensor:
     return h_inverse(q) if cfg.rescale else q
 
 
+def q_values(cfg: Any) -> Callable[[Tensors], torch.Tensor]:
+    """`Agent.q_values` of an agent whose decisions have the column `q`."""
+    return lambda extras: in_return_units(extras["q"], cfg)
+
+
 def window_last_action_reward(rows: Tensors, actions: int) -> torch.Tensor:
     """Previous action and reward of each row of a window, [B, T, A + 1]."""
     return last_action_reward(previous(rows["action"] + 1, rows["last"], rows["state.action"][:, 0]),
@@ -255,7 +260,7 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
         loss=loss, window=cfg.window, priority_inputs={"q": ((spec.num_actions,), "float32")},
         priority=priority, recurrent_state=make_recurrent_state(cfg.units),
         stored_states=state_columns(cfg.units), state_rows=(0, first, last) if cfg.measure_drift else (0,),
-        q_values=lambda extras: in_return_units(extras["q"], cfg),
+        q_values=q_values(cfg),
         greedy=partial(greedy, cfg=cfg, actions=spec.num_actions), greedy_state=tuple(STATE_DTYPES))
 
 
