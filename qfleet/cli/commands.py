@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qfleet import __version__
-from qfleet.cli import hub, info, join, options, pages, play, submit, top, train
+from qfleet.cli import hub, info, join, options, pages, play, seeds, submit, top, train
 from qfleet.cli.foreign_options import unknown_options
 from qfleet.cli.output import is_reader_gone, print_error, print_line
 from qfleet.core import tracebacks
@@ -58,7 +58,7 @@ OVERRIDES = "key=value pairs override the recipe, in any position; `qfleet confi
 COMMANDS = (
     Command("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
         ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
-         "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
+         "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5 --jobs 5"), options.train, True,
         SOURCES + OVERRIDES + " The last line of stdout is the run directory."),
     Command("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), train.resume,
         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
@@ -128,12 +128,13 @@ COMMANDS = (
         "requeued and resumes. Pass an existing RUN to resume it. " + OVERRIDES),
     Command("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
     Command("_member", "run one process of a fleet", "", (2, 4), join.run_member, options=options.member, hidden=True),
+    Command("_run-order", "train one run of several", "", (1, 1), seeds.run_order, hidden=True),
     Command("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
 )
 
 IMPORTS = {**dict.fromkeys(("train", "resume", "eval", "record", "export"), "qfleet.api"),
            **dict.fromkeys(("recipes", "config", "check-env"), "qfleet.runconfig.resolution"),
-           "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_env-host": "qfleet.envs"}
+           "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_run-order": "qfleet.api", "_env-host": "qfleet.envs"}
 """Command -> the module that it imports first. Its import loads torch and most of the package."""
 
 

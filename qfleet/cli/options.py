@@ -82,7 +82,9 @@ def finish(parser: argparse.ArgumentParser) -> None:
 
 def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=at_least(1), default=1, metavar="N",
-                        help="train N runs one after another, with seed, seed+1, ... (default: 1)")
+                        help="train N runs, with seed, seed+1, ... (default: 1)")
+    parser.add_argument("--jobs", type=at_least(1), default=1, metavar="M",
+                        help="train M of the seeds at a time, in processes that share the cores (default: 1)")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and the plan without training")
     fleet(parser)
     finish(parser)
