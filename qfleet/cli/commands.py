@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from qfleet import __version__
-from qfleet.cli import hub, info, join, options, pages, play, seeds, submit, top, train
+from qfleet.cli import hub, info, join, options, pages, play, seeds, submit, top, train, tune
 from qfleet.cli.foreign_options import unknown_options
 from qfleet.cli.output import is_reader_gone, print_error, print_line
 from qfleet.core import tracebacks
@@ -64,6 +64,15 @@ COMMANDS = (
         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
         "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
         "those that can."),
+    Command("tune", "search for good settings with Optuna",
+        "RECIPE|ENV_ID|FILE [key=LOW..HIGH[:log|:STEP] | key=a,b,c | key=value ...] [options]", (0, 1), tune.tune,
+        ("qfleet tune CartPole-v1 learner.learning_rate=1e-5..1e-2:log agent.n_step=1..5 total_steps=20_000 --jobs 4",
+         "qfleet tune cartpole --space space.yaml --trials 50 --pruner hyperband --study studies/first",
+         "qfleet tune --resume studies/first --trials 100"), options.tune, True,
+        "Trains trials with settings from a search space, each as a run in a process of its own, and writes the best "
+        "settings as a recipe, best.yaml, into the directory of the study. key=LOW..HIGH is a range, with :log on a "
+        "logarithmic scale; key=a,b,c are choices; key=value holds for all trials, and total_steps=N is their length. "
+        "Ctrl-C leaves a study that --resume continues. The last line of stdout is the directory of the study."),
     Command("top", "show the status of a run in the terminal", "RUN [options]", (1, 1), top.top,
         ("qfleet top my-run", "qfleet top my-run --json"), options.top, False,
         "Shows the live view of a run that another process trains, until the run ends or you press Ctrl-C. The run is "
@@ -132,7 +141,7 @@ COMMANDS = (
     Command("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
 )
 
-IMPORTS = {**dict.fromkeys(("train", "resume", "eval", "record", "export"), "qfleet.api"),
+IMPORTS = {**dict.fromkeys(("train", "tune", "resume", "eval", "record", "export"), "qfleet.api"),
            **dict.fromkeys(("recipes", "config", "check-env"), "qfleet.runconfig.resolution"),
            "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_run-order": "qfleet.api", "_env-host": "qfleet.envs"}
 """Command -> the module that it imports first. Its import loads torch and most of the package."""
