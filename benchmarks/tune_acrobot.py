@@ -25,7 +25,7 @@ ENV, STEPS, EPISODES = "Acrobot-v1", 30_000, 100
 SEEDS = (101, 102, 103)
 SPACE = {"learner.learning_rate": "1e-4..1e-2:log", "learner.batch_size": [32, 64, 128],
          "learner.target_period_updates": "50..1000:log", "agent.n_step": "1..5",
-         "replay.samples_per_insert": [8, 16, 32], "explore.steps": "3000..20000:log"}
+         "replay.samples_per_insert": [8, 16], "explore.steps": "3000..20000:log"}
 SHARED = [f"total_steps={STEPS}", "eval.episodes=5", "run.threads=1", "run.tensorboard=false"]
 
 

@@ -143,7 +143,8 @@ COMMANDS = (
 
 IMPORTS = {**dict.fromkeys(("train", "tune", "resume", "eval", "record", "export"), "qfleet.api"),
            **dict.fromkeys(("recipes", "config", "check-env"), "qfleet.runconfig.resolution"),
-           "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_run-order": "qfleet.api", "_env-host": "qfleet.envs"}
+           "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_run-order": "qfleet.api",
+           "_env-host": "qfleet.envs"}
 """Command -> the module that it imports first. Its import loads torch and most of the package."""
 
 

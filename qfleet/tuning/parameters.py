@@ -170,8 +170,8 @@ def _number_range(key: str, value: Mapping[str, Any], whole: bool | None) -> Num
         raise UserError(f"search space: {key}: log must be true or false (got {value['log']!r})")
     kind = value.get("type")
     if kind not in (None, "float", "int"):
-        raise UserError(f"search space: {key}: type must be float, int or categorical (got {kind!r}); categorical needs "
-                        "choices")
+        raise UserError(f"search space: {key}: type must be float, int or categorical (got {kind!r}); "
+                        "categorical needs choices")
     if kind is None:
         literal = isinstance(value["low"], int) and isinstance(value["high"], int)
         kind = "int" if (literal if whole is None else whole) else "float"
@@ -207,7 +207,8 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]
 
 def _is_parameter(value: Mapping[str, Any]) -> bool:
     """True for `{low: 1, high: 5}` or `{choices: [...]}`, also if misspelt; False for a section with parameters."""
-    return bool(set(value) & {"low", "high", "choices"}) or all(isinstance(each, int | float) for each in value.values())
+    known = set(value) & {"low", "high", "choices"}
+    return bool(known) or all(isinstance(each, int | float) for each in value.values())
 
 
 def flatten_space(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

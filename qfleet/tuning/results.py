@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def format_value(value: Any) -> str:
     """A value of the search space in few characters."""
     if isinstance(value, float):
         return f"{value:.3g}"
-    return {True: "true", False: "false", None: "null"}[value] if value is None or isinstance(value, bool) else str(value)
+    return str(value) if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def keys_of(trials: Sequence[TrialSummary]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from statistics import fmean
@@ -19,18 +20,24 @@ Objective = Literal["final", "last", "best", "mean"]
 FINAL_EVALUATIONS = 3
 OBJECTIVES = {"final": f"mean of the last {FINAL_EVALUATIONS} evaluations", "last": "last evaluation",
               "best": "best evaluation", "mean": "mean of all evaluations"}
-LEAST_STARTUP_TRIALS, MOST_STARTUP_TRIALS = 4, 10
+STARTUP_TRIALS = 5
+"""Trials with random settings, none of which is pruned by comparison with others."""
+
+WARMUP = 1 / 3
+"""Part of a trial's evaluations before which `median` and `percentile` prune nothing."""
+
 PERCENTILE = 25.0
 
 
 class StudySettings(Config):
     """Settings of a study, stored in its directory."""
 
-    trials: PositiveCount = Field(20, description="number of trials of the whole study, failed and pruned ones included")
+    trials: PositiveCount = Field(20, description="trials of the whole study, failed and pruned ones included")
     sampler: Sampler = Field("tpe", description="how settings are chosen")
     pruner: Pruner = Field("median", description="which trials are stopped early, from the scores of their evaluations")
     objective: Objective = Field("final", description="score of a trial, from the evaluations of its run")
-    seeds_per_trial: PositiveCount = Field(1, description="runs of a trial, with seed, seed+1, ...; the scores are averaged")
+    seeds_per_trial: PositiveCount = Field(
+        1, description="runs of a trial, with seed, seed+1, ...; the scores are averaged")
     seed: Count = Field(1, description="seed of the sampler and of the first run of each trial")
 
     def score(self, evaluations: Sequence[float]) -> float:
@@ -51,6 +58,7 @@ def require_optuna() -> None:
 def make_sampler(settings: StudySettings, jobs: int, done: int) -> Any:
     """Sampler of Optuna by name. `done` trials exist already: a continued study must not repeat its random numbers."""
     from optuna import samplers
+    from optuna.exceptions import ExperimentalWarning
 
     seed = settings.seed + done
     if settings.sampler == "cmaes":
@@ -58,9 +66,10 @@ def make_sampler(settings: StudySettings, jobs: int, done: int) -> Any:
             raise UserError("sampler=cmaes needs the package cmaes: pip install cmaes, or use sampler=tpe")
         return samplers.CmaEsSampler(seed=seed)
     if settings.sampler == "tpe":
-        startup = min(MOST_STARTUP_TRIALS, max(LEAST_STARTUP_TRIALS, settings.trials // 4))
-        return samplers.TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True,
-                                   constant_liar=jobs > 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True,
+                                       constant_liar=jobs > 1)
     return samplers.RandomSampler(seed=seed)  # the points of a grid are enqueued
 
 
@@ -68,12 +77,11 @@ def make_pruner(settings: StudySettings, evaluations: int) -> Any:
     """Pruner of Optuna by name. Its steps count evaluations, of which a whole trial has this many."""
     from optuna import pruners
 
-    warmup = evaluations // 4
-    startup = min(5, max(2, settings.trials // 4))
+    warmup = int(evaluations * WARMUP) + 1
     if settings.pruner == "median":
-        return pruners.MedianPruner(n_startup_trials=startup, n_warmup_steps=warmup)
+        return pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=warmup)
     if settings.pruner == "percentile":
-        return pruners.PercentilePruner(PERCENTILE, n_startup_trials=startup, n_warmup_steps=warmup)
+        return pruners.PercentilePruner(PERCENTILE, n_startup_trials=STARTUP_TRIALS, n_warmup_steps=warmup)
     if settings.pruner == "halving":
         return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     if settings.pruner == "hyperband":

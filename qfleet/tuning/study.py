@@ -17,7 +17,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import default_name
 from qfleet.runs.find import StrPath, texts_of
 from qfleet.tuning.results import best_of, write_best, write_plots, write_trials
-from qfleet.tuning.settings import StudySettings, require_optuna
+from qfleet.tuning.settings import StudySettings, make_sampler, require_optuna
 from qfleet.tuning.space import SearchSpace, TrialConfig, make_space
 from qfleet.tuning.study_folder import StudyFile, StudyFolder, recipe_of
 from qfleet.tuning.trials import SignalledEnd, TrialRunner, TrialSummary, requeue_interrupted, summaries
@@ -112,7 +112,7 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
     if space is None:
         raise UserError("tune needs a search space: space=..., such as {\"learner.learning_rate\": \"1e-5..1e-2:log\"}")
     searched = make_space(space, shared)
-    _require_grid(searched, own)
+    _require_sampler(searched, own)
     cfg = resolved.config
     path = Path(study) if study is not None else Path("studies") / default_name(cfg.env.id, cfg.agent.algo, cfg.seed)
     file = StudyFile(settings=own, space=searched.to_data(), source=_name_of(config, cfg),
@@ -142,7 +142,9 @@ def _work(folder: StudyFolder, file: StudyFile, space: SearchSpace, config: Tria
         study = folder.optuna_study(file.settings, jobs, file.evaluations)
         continued = requeue_interrupted(study)
         known = best_of(summaries(study))
-        view = StudyView(file.settings.trials, known and known.score) if progress else SilentStudyView()
+        view: StudyView | SilentStudyView = SilentStudyView()
+        if progress:
+            view = StudyView(file.settings.trials, None if known is None else known.score)
         stop = SignalledEnd()
         try:
             view.say(f"study      {folder.path}, {_plan_text(file, config)}")
@@ -183,7 +185,7 @@ def _shared_config(resolved: Resolved, config: Any, overrides: Sequence[str], en
         raise UserError(f"{foreign[0].partition(':')[2]}: trials are processes of their own, which cannot import "
                         "definitions of a script or notebook, lambdas and instances: put a class or a function into a "
                         "file, my_module.py, and pass it from there")
-    more = {} if "stop_at" in given else {"stop_at": None}
+    more: dict[str, Any] = {} if "stop_at" in given else {"stop_at": None}
     if not given & {"eval.period_steps", "eval.period_updates"}:
         unit, total = ("steps", cfg.total_steps) if cfg.total_updates is None else ("updates", cfg.total_updates)
         more[f"eval.period_{unit}"] = max(1, total // EVALUATIONS)
@@ -203,7 +205,9 @@ def _name_of(config: Any, cfg: RunConfig) -> str:
     return str(config) if isinstance(config, str | Path) else f"{cfg.agent.algo} on {cfg.env.id}"
 
 
-def _require_grid(space: SearchSpace, settings: StudySettings) -> None:
+def _require_sampler(space: SearchSpace, settings: StudySettings) -> None:
+    """UserError if the package of a sampler is missing, or the space has no grid."""
+    make_sampler(settings, 1, 0)
     if settings.sampler == "grid":
         space.grid()
 

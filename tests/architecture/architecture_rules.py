@@ -47,9 +47,10 @@ environment suite."""
 
 PACKAGES["launch"] = {"process", *PACKAGES["runconfig"], "runconfig", "report"}
 PACKAGES["api"] = {*PACKAGES["launch"], "launch"}
-PACKAGES["cli"] = {*PACKAGES["api"], "api"}
+PACKAGES["tuning"] = {*PACKAGES["api"], "api"}
+PACKAGES["cli"] = {*PACKAGES["tuning"], "tuning"}
 PACKAGES["__main__"] = {"cli", "process"}
-PACKAGES[""] = {"api"}
+PACKAGES[""] = {"api", "tuning"}
 
 CONFINED: dict[str, tuple[str, ...]] = {
     "multiprocessing": ("process",), "torch.multiprocessing": ("process",), "grpc": ("transport", "launch"),
