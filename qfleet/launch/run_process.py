@@ -19,11 +19,13 @@ from qfleet.config import parse_mapping, to_yaml, validate
 from qfleet.launch.attempt import TrainResult
 from qfleet.process.handle import ChildSpec, LocalProcess, child_environment
 from qfleet.process.heartbeat import HeartbeatSender
+from qfleet.process.supervisor import first_traceback
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.runs.metric_writers import read_metrics
 from qfleet.runs.tail import MetricsTail
 
+TRACEBACK = "Traceback (most recent call last):"
 STOP_GRACE_S = 60.0
 """Seconds in which a process that was asked to stop has to save its run."""
 
@@ -124,9 +126,12 @@ class RunProcess:
             return None, self._error(code)
 
     def _error(self, code: int) -> str:
-        known = (self.directory.ending() or {}).get("error")
-        lines = [line for line in self._process.log_tail().splitlines() if line.strip()]
-        said = str(known) if known else next((line.removeprefix("error: ") for line in reversed(lines[1:])), "")
+        log = self._process.log_tail()
+        known = str((self.directory.ending() or {}).get("error") or "")
+        if known.endswith(TRACEBACK) and (found := first_traceback(log)):
+            known = known.removesuffix(TRACEBACK) + found.splitlines()[-1]
+        lines = [line for line in log.splitlines()[1:] if line.strip()]
+        said = known or (lines[-1].removeprefix("error: ") if lines else "")
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"{said.strip() or ended} (log: {self._process.log_path})"
 

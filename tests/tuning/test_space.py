@@ -83,8 +83,8 @@ def test_a_key_that_needs_another_choice_is_accepted(config):
 
 
 def test_suggestions_are_values_of_the_config(config):
-    space = make_space({"agent.hidden": [[64], [64, 64]], "agent.n_step": "1..6:2", "replay.max_bytes": [None, 10_000_000]},
-                       config)
+    space = make_space({"agent.hidden": [[64], [64, 64]], "agent.n_step": "1..6:2",
+                        "replay.max_bytes": [None, 10_000_000]}, config)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     found = [space.suggest(study.ask()) for _ in range(30)]
     assert {str(each["agent.hidden"]) for each in found} == {"[64]", "[64, 64]"}

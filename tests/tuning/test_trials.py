@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import optuna
 import pytest
@@ -25,7 +26,7 @@ class ScriptedRun:
     """Stands in for the process of a run: an evaluation per poll, with a score that is n_step, or what `scores` say."""
 
     scores_of = staticmethod(lambda config: [float(config.agent.n_step)] * 4)
-    made = []
+    made: ClassVar[list] = []
 
     def __init__(self, order, folder, threads):
         self.config, self.directory, self.stopped, self.shown = order.config, order.directory, False, 0
@@ -92,7 +93,7 @@ def test_the_best_trial_has_the_highest_score_and_becomes_a_recipe():
 
 def test_every_trial_has_a_run_directory_and_a_row_of_the_table():
     result = tune(trials=2)
-    rows = list(csv.DictReader(Path("study/trials.csv").open()))
+    rows = list(csv.DictReader(Path("study/trials.csv").read_text().splitlines()))
     assert [row["run"] for row in rows] == ["trial-000", "trial-001"] == [trial.run for trial in result.trials]
     assert [float(row["agent.n_step"]) for row in rows] == [trial.score for trial in result.trials]
     assert [run.directory.path for run in ScriptedRun.made] == [Path("study/trial-000"), Path("study/trial-001")]
@@ -258,11 +259,12 @@ def test_pruners_by_name(name, kind):
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"sampler": "tqe"}, "did you mean tpe?"), ({"pruner": "meridian"}, "must be"), ({"objective": "top"}, "must be"),
-    ({"jobs": 0}, "jobs=0: must be an integer of at least 1"), ({"trials": 0}, "at least 1"), ({"space": None}, "needs"),
+    ({"jobs": 0}, "jobs=0: must be an integer of at least 1"), ({"trials": 0}, "at least 1"),
+    ({"space": None}, "needs a search space"),
     ({"overrides": ["run.name=x"]}, "run.name: the runs of a study are in its directory"),
     ({"sampler": "grid", "space": {"learner.learning_rate": "0.1..1"}}, "has a range")])
 def test_settings_of_a_study_are_checked_before_it_starts(options, text):
-    with pytest.raises(UserError, match=".*") as caught:
+    with pytest.raises(UserError) as caught:
         tune(**options)
     assert text in str(caught.value) and not Path("study").exists()
 
