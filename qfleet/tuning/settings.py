@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from statistics import fmean
 from typing import Any, Literal
@@ -53,6 +54,19 @@ def require_optuna() -> None:
     missing = [name for name in ("optuna", "matplotlib") if find_spec(name) is None]
     if missing:
         raise UserError(f"tuning needs {' and '.join(missing)}: pip install 'qfleet[tune]'")
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Inside, Optuna reports warnings only: the progress of a study has a view of its own."""
+    from optuna import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def make_sampler(settings: StudySettings, jobs: int, done: int) -> Any:

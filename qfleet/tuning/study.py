@@ -17,7 +17,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import default_name
 from qfleet.runs.find import StrPath, texts_of
 from qfleet.tuning.results import best_of, write_best, write_plots, write_trials
-from qfleet.tuning.settings import StudySettings, make_sampler, require_optuna
+from qfleet.tuning.settings import StudySettings, make_sampler, quiet_optuna, require_optuna
 from qfleet.tuning.space import SearchSpace, TrialConfig, make_space
 from qfleet.tuning.study_folder import StudyFile, StudyFolder, recipe_of
 from qfleet.tuning.trials import SignalledEnd, TrialRunner, TrialSummary, requeue_interrupted, summaries
@@ -102,7 +102,8 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
         if study is None or config is not None or overrides or settings or env is not None:
             raise UserError("resume=True continues the study in study=DIR with its own settings: pass no config, and "
                             "of the other arguments only trials, jobs, progress and a function as space")
-        return _continued(Path(study).expanduser(), space, trials, jobs, progress)
+        with quiet_optuna():
+            return _continued(Path(study).expanduser(), space, trials, jobs, progress)
     resolved = _shared_config(resolve_arguments(config, overrides, env, wrappers, settings), config, overrides, env,
                               wrappers, settings)
     given = {"trials": trials or 20, "sampler": sampler, "pruner": pruner, "objective": objective,
@@ -111,14 +112,15 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
     shared = TrialConfig(recipe_of(resolved))
     if space is None:
         raise UserError("tune needs a search space: space=..., such as {\"learner.learning_rate\": \"1e-5..1e-2:log\"}")
-    searched = make_space(space, shared)
-    _require_sampler(searched, own)
     cfg = resolved.config
     path = Path(study) if study is not None else Path("studies") / default_name(cfg.env.id, cfg.agent.algo, cfg.seed)
-    file = StudyFile(settings=own, space=searched.to_data(), source=_name_of(config, cfg),
-                     evaluations=_evaluations(cfg))
-    folder = StudyFolder.create(path.expanduser(), file, resolved)
-    return _work(folder, file, searched, shared, jobs, progress)
+    with quiet_optuna():
+        searched = make_space(space, shared)
+        _require_sampler(searched, own)
+        file = StudyFile(settings=own, space=searched.to_data(), source=_name_of(config, cfg),
+                         evaluations=_evaluations(cfg))
+        folder = StudyFolder.create(path.expanduser(), file, resolved)
+        return _work(folder, file, searched, shared, jobs, progress)
 
 
 def _continued(path: Path, space: SpaceLike | None, trials: int | None, jobs: int, progress: bool) -> TuneResult:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,7 +109,6 @@ class StudyFolder:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        optuna.logging.set_verbosity(logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = JournalStorage(JournalFileBackend(str(self.journal)))
