@@ -4,8 +4,9 @@
         [--out benchmarks/results/tune_acrobot.json]
 
 The default is the recipe that qfleet chooses for the environment, `vector`. Both then train on seeds that no trial has
-seen, for as many steps as a trial, and each last policy plays 100 greedy episodes. A score of -500 is an episode that
-never reached the goal. Call it again to continue: the study is resumed, and finished seeds are not repeated.
+seen, for as many steps as a trial. `score` is that of a trial, the mean of the last three evaluations; `latest` and `best`
+are 100 greedy episodes of the last policy, and of the one with the best evaluation. An episode that never reaches the
+goal returns -500. Call it again to continue: the study is resumed, and finished seeds are not repeated.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from speed import describe_machine
 import qfleet
 
 ENV, STEPS, EPISODES = "Acrobot-v1", 30_000, 100
-SEEDS = (101, 102, 103)
+SEEDS, SEEDS_PER_TRIAL = range(101, 104), 2
 SPACE = {"learner.learning_rate": "1e-4..1e-2:log", "learner.batch_size": [32, 64, 128],
          "learner.target_period_updates": "50..1000:log", "agent.n_step": "1..5",
          "replay.samples_per_insert": [8, 16], "explore.steps": "3000..20000:log"}
@@ -33,30 +36,42 @@ def study(root: Path, trials: int, jobs: int) -> qfleet.TuneResult:
     place = root / "study"
     if (place / "study.yaml").exists():
         return qfleet.tune(study=place, resume=True, trials=trials, jobs=jobs, progress=True)
-    return qfleet.tune(ENV, SHARED, space=SPACE, trials=trials, jobs=jobs, study=place, progress=True)
+    return qfleet.tune(ENV, SHARED, space=SPACE, trials=trials, jobs=jobs, seeds_per_trial=SEEDS_PER_TRIAL, study=place,
+                       progress=True)
 
 
-def trained(source: str, name: str, seed: int, root: Path) -> dict[str, Any]:
-    """Train one seed, or take the run that is there, and evaluate its last policy."""
-    run = root / "seeds" / f"{name}-s{seed}"
-    if not (run / "checkpoints").exists():
-        qfleet.train(source, [*SHARED, f"eval.period_steps={STEPS // 10}", "stop_at=null", f"seed={seed}",
-                              f"run.root={run.parent}", f"run.name={run.name}", "checkpoint.replay=false"])
-    score = qfleet.evaluate(run, episodes=EPISODES, which="latest")
+def trained(name: str, source: str, root: Path, jobs: int) -> list[dict[str, Any]]:
+    """Train all seeds, unless they are there, and evaluate their last and their best policies."""
+    runs = [root / "seeds" / f"{name}-s{seed}" for seed in SEEDS]
+    if not all((run / "checkpoints").exists() for run in runs):
+        subprocess.run([sys.executable, "-m", "qfleet", "train", source, *SHARED, f"eval.period_steps={STEPS // 10}",
+                        "stop_at=null", "checkpoint.replay=false", f"run.root={root / 'seeds'}", f"run.name={name}",
+                        f"seed={SEEDS[0]}", "--seeds", str(len(SEEDS)), "--jobs", str(jobs)], check=True)
+    return [outcome(name, run, seed) for run, seed in zip(runs, SEEDS, strict=True)]
+
+
+def outcome(name: str, run: Path, seed: int) -> dict[str, Any]:
+    """Score of a run as in a trial, and mean returns of its last and its best policy."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     curve = [[record["step"], record["eval/mean_reward"]] for record in records if "eval/mean_reward" in record]
-    return {"settings": name, "seed": seed, "steps": records[-1]["step"], "mean": score.mean_reward,
-            "std": score.std_reward, "curve": curve}
+    latest, best = (qfleet.evaluate(run, episodes=EPISODES, which=which).mean_reward for which in ("latest", "best"))
+    return {"settings": name, "seed": seed, "steps": records[-1]["step"], "curve": curve,
+            "score": statistics.fmean(value for _, value in curve[-3:]), "latest": latest, "best": best}
 
 
 def document(result: qfleet.TuneResult, runs: list[dict[str, Any]]) -> dict[str, Any]:
     trials = [{"number": trial.number, "state": trial.state, "score": trial.score, "steps": trial.steps,
-               "evaluations": trial.evaluations, "settings": trial.settings} for trial in result.trials]
-    means = {name: [run["mean"] for run in runs if run["settings"] == name] for name in ("default", "best")}
-    return {"env": ENV, "steps": STEPS, "space": SPACE, "shared": SHARED, "trials": trials,
+               "seconds": trial.seconds, "evaluations": trial.evaluations, "settings": trial.settings} for trial in result.trials]
+    summary = {name: {key: spread([run[key] for run in runs if run["settings"] == name])
+                      for key in ("score", "latest", "best")} for name in ("default", "tuned")}
+    return {"env": ENV, "steps": STEPS, "space": SPACE, "shared": SHARED,
+            "seeds_per_trial": SEEDS_PER_TRIAL, "trials": trials,
             "best": None if result.best is None else result.best.number, "runs": runs,
-            "summary": {name: {"mean": statistics.fmean(found), "min": min(found), "seeds": len(found)}
-                        for name, found in means.items() if found}, "machine": describe_machine()}
+            "summary": summary, "machine": describe_machine()}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "min": min(values), "max": max(values)}
 
 
 def main() -> None:
@@ -70,11 +85,11 @@ def main() -> None:
     result = study(args.root, args.trials, args.jobs)
     if args.part == "study" or result.best_recipe is None or result.reason != "trials":
         return
-    runs = [trained(source, name, seed, args.root) for seed in SEEDS
-            for name, source in (("default", ENV), ("best", str(result.best_recipe)))]
-    args.out.write_text(json.dumps(document(result, runs)) + "\n")
-    for name, found in document(result, runs)["summary"].items():
-        print(f"{name}: mean {found['mean']:.1f}, min {found['min']:.1f} of {found['seeds']} seeds")
+    found = document(result, [run for name, source in (("default", ENV), ("tuned", str(result.best_recipe)))
+                              for run in trained(name, source, args.root, args.jobs)])
+    args.out.write_text(json.dumps(found) + "\n")
+    for name, scores in found["summary"].items():
+        print(name, {key: f"{value['mean']:.1f} (min {value['min']:.1f})" for key, value in scores.items()})
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ from qfleet.accel.threads import usable_cores
 from qfleet.config import parse_mapping, to_yaml, validate
 from qfleet.launch.attempt import TrainResult
 from qfleet.process.handle import ChildSpec, LocalProcess, child_environment
-from qfleet.process.heartbeat import HeartbeatSender
+from qfleet.process.heartbeat import ORPHAN_GRACE_S, HeartbeatSender
 from qfleet.process.supervisor import first_traceback
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.runs.metric_writers import read_metrics
+from qfleet.runs.run_state import run_state
 from qfleet.runs.tail import MetricsTail
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -58,11 +59,19 @@ def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Call
         heartbeat.on_orphan(lambda: os.kill(os.getpid(), signal.SIGTERM))
     order = RunOrder.read(path)
     directory = order.directory
+    _wait_for_orphan(directory)
     if directory.path.exists() and not directory.config.is_file():
         directory.discard()  # its process was killed before it had written the config
     result = resume(directory.path) if directory.path.exists() else train(order)
     replace_text(_result_path(path), json.dumps(asdict(result) | {"directory": str(result.directory)}))
     return result.exit_code
+
+
+def _wait_for_orphan(directory: RunDirectory) -> None:
+    """Wait for a process whose parent was killed, and which is still saving the run that this one is to resume."""
+    until = time.monotonic() + 2 * ORPHAN_GRACE_S
+    while run_state(directory) == "running" and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 def _result_path(order: Path) -> Path:

@@ -109,9 +109,11 @@ class StudyFolder:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
+        journal = self.journal.resolve()
+        Path(f"{journal}.lock").unlink(missing_ok=True)  # of a study that was killed: this process has the study's lock
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = JournalStorage(JournalFileBackend(str(self.journal)))
+            storage = JournalStorage(JournalFileBackend(str(journal)))
             study = optuna.create_study(storage=storage, study_name=STUDY_NAME, direction="maximize",
                                         load_if_exists=True)
             study.sampler = make_sampler(settings, jobs, len(study.get_trials(deepcopy=False)))
