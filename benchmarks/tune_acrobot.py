@@ -4,9 +4,9 @@
         [--out benchmarks/results/tune_acrobot.json]
 
 The default is the recipe that qfleet chooses for the environment, `vector`. Both then train on seeds that no trial has
-seen, for as many steps as a trial. `score` is that of a trial, the mean of the last three evaluations; `latest` and `best`
-are 100 greedy episodes of the last policy, and of the one with the best evaluation. An episode that never reaches the
-goal returns -500. Call it again to continue: the study is resumed, and finished seeds are not repeated.
+seen, for as many steps as a trial. `score` is that of a trial, the mean of the last three evaluations; `latest` and
+`best` are 100 greedy episodes of the last policy, and of the one with the best evaluation. An episode that never
+reaches the goal returns -500. Call it again to continue: the study is resumed, and finished seeds are not repeated.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def outcome(name: str, run: Path, seed: int) -> dict[str, Any]:
 
 def document(result: qfleet.TuneResult, runs: list[dict[str, Any]]) -> dict[str, Any]:
     trials = [{"number": trial.number, "state": trial.state, "score": trial.score, "steps": trial.steps,
-               "seconds": trial.seconds, "evaluations": trial.evaluations, "settings": trial.settings} for trial in result.trials]
+               "seconds": trial.seconds, "evaluations": trial.evaluations, "settings": trial.settings}
+              for trial in result.trials]
     summary = {name: {key: spread([run[key] for run in runs if run["settings"] == name])
                       for key in ("score", "latest", "best")} for name in ("default", "tuned")}
     return {"env": ENV, "steps": STEPS, "space": SPACE, "shared": SHARED,

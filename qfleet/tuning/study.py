@@ -26,6 +26,7 @@ from qfleet.tuning.view import SilentStudyView, StudyView
 EVALUATIONS = 10
 """Evaluations of a trial's run, unless eval.period_steps or eval.period_updates is given."""
 
+ENDED = ("complete", "pruned", "failed")
 EXIT_CODES = {"interrupted": 130, "preempted": 75}
 
 SpaceLike = Mapping[str, Any] | StrPath | Callable[[Any], Mapping[str, Any]]
@@ -143,15 +144,16 @@ def _work(folder: StudyFolder, file: StudyFile, space: SearchSpace, config: Tria
     try:
         study = folder.optuna_study(file.settings, jobs, file.evaluations)
         continued = requeue_interrupted(study)
-        known = best_of(summaries(study))
+        before = summaries(study)
+        known, done = best_of(before), sum(trial.state in ENDED for trial in before)
         view: StudyView | SilentStudyView = SilentStudyView()
         if progress:
-            view = StudyView(file.settings.trials, None if known is None else known.score)
+            view = StudyView(file.settings.trials, done, None if known is None else known.score)
         stop = SignalledEnd()
         try:
             view.say(f"study      {folder.path}, {_plan_text(file, config)}")
             if continued:
-                view.say(f"trials interrupted before: {continued}; they continue")
+                view.say(f"{continued} interrupted trial{'s continue' if continued > 1 else ' continues'}")
             with stop_on_signal(stop):
                 TrialRunner(folder, study, space, config, file.settings, file.evaluations, view).run(jobs, stop)
         finally:

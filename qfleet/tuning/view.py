@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -31,16 +32,17 @@ class SilentStudyView:
 
 
 class StudyView:
-    """Lines about the trials of a study that is to have `trials` of them and has a best score or None."""
+    """Lines about a study of `trials` trials, of which `done` have ended, with a best score or None."""
 
-    def __init__(self, trials: int, best: float | None = None, stream: TextIO | None = None,
+    def __init__(self, trials: int, done: int = 0, best: float | None = None, stream: TextIO | None = None,
                  now: Callable[[], float] = time.monotonic) -> None:
-        self.trials, self.best = trials, best
+        self.trials, self.done, self.best = trials, done, best
         self._stream = SafeStream(sys.stderr if stream is None else stream)
         self._now, self._shown_at = now, now()
         self._active: dict[int, str] = {}
         console = Console(file=self._stream, highlight=False, soft_wrap=True)  # type: ignore[arg-type]
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        plain = not self._stream.isatty() or console.is_dumb_terminal or bool(os.environ.get("CI"))
+        self._live = None if plain else Live(console=console, auto_refresh=False, transient=True)
         if self._live is not None:
             self._live.start()
 
@@ -59,6 +61,10 @@ class StudyView:
 
     def ended(self, trial: ActiveTrial, state: str, text: str) -> None:
         self._active.pop(trial.number, None)
+        if text == "interrupted":
+            self.say(f"trial {trial.number} interrupted")
+            return
+        self.done += 1
         if state == "COMPLETE":
             score = sum(trial.scores) / len(trial.scores)
             is_best = self.best is None or score > self.best
@@ -66,9 +72,8 @@ class StudyView:
             best = "the best so far" if is_best else f"best {format_number(self.best)}"
             text = f"score {format_number(score)} ({best}), {trial.steps:,} steps in {format_duration(trial.seconds)}"
         else:
-            words = {"PRUNED": "pruned", "FAIL": "failed"}[state] if text != "interrupted" else ""
-            text = f"{words} {text}".strip() if state == "PRUNED" else f"{words}: {text}".removeprefix(": ")
-        self.say(f"trial {trial.number} of {self.trials}: {text}")
+            text = f"pruned {text}" if state == "PRUNED" else f"failed: {text}"
+        self.say(f"trial {trial.number} ({self.done} of {self.trials}): {text}")
 
     def say(self, text: str) -> None:
         """Print a line."""
