@@ -120,6 +120,7 @@ def _draw_history(path: Path, trials: Sequence[TrialSummary]) -> None:
         line.append(best if math.isfinite(best) else math.nan)
     axes.step([trial.number for trial in trials], line, where="post", color=COLOURS[1], label="best so far")
     axes.set(xlabel="trial", ylabel="score", title="Scores of the trials")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
     axes.grid(alpha=0.3)
     with atomic_file(path) as partial:
@@ -139,6 +140,7 @@ def _draw_parameters(path: Path, trials: Sequence[TrialSummary], logarithmic: Se
             values = [format_value(value) for value in values]
         _scatter(axes, having, values)
         axes.set(xlabel=key, xscale="log" if key in logarithmic else axes.get_xscale())
+        axes.tick_params(axis="x", which="minor", labelsize=6, labelrotation=45)
         axes.grid(alpha=0.3)
     for axes in panels[len(keys):]:
         axes.set_visible(False)
