@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,8 @@ class RunOrder:
 
     config: RunConfig
     provenance: Mapping[str, str]
+    command: Sequence[str] = ()
+    """Command line of the program that gives the order, which the run records as its own."""
 
     @property
     def directory(self) -> RunDirectory:
@@ -44,12 +46,14 @@ class RunOrder:
         return RunDirectory(Path(self.config.run.root).expanduser() / self.config.run.name)
 
     def write(self, path: Path) -> None:
-        replace_text(path, json.dumps({"config": to_yaml(self.config), "provenance": dict(self.provenance)}))
+        replace_text(path, json.dumps({"config": to_yaml(self.config), "provenance": dict(self.provenance),
+                                       "command": sys.argv}))
 
     @staticmethod
     def read(path: Path) -> RunOrder:
         found = json.loads(path.read_text())
-        return RunOrder(validate(RunConfig, parse_mapping(found["config"], str(path))), found["provenance"])
+        return RunOrder(validate(RunConfig, parse_mapping(found["config"], str(path))), found["provenance"],
+                        found["command"])
 
 
 def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Callable[[Path], TrainResult]) -> int:
@@ -58,6 +62,7 @@ def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Call
     if heartbeat is not None:
         heartbeat.on_orphan(lambda: os.kill(os.getpid(), signal.SIGTERM))
     order = RunOrder.read(path)
+    sys.argv = list(order.command)
     directory = order.directory
     _wait_for_orphan(directory)
     if directory.path.exists() and not directory.config.is_file():

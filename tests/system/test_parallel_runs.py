@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -81,7 +82,8 @@ def test_ctrl_c_stops_and_saves_all_seeds(capsys):
     documents = json.loads(capsys.readouterr().out)
     assert [Path(document["directory"]).name for document in documents] == ["x-s1", "x-s2"], "the third never started"
     assert all(document["saved_at"] == document["steps"] for document in documents)
-    assert run_state(RunDirectory(Path("runs/x-s1"))) == "interrupted"
+    run = RunDirectory(Path("runs/x-s1"))
+    assert run_state(run) == "interrupted" and run.attempts()[0]["command"] == sys.argv
 
 
 def test_a_trial_that_crashes_is_recorded_with_its_error(place, capsys):
