@@ -49,9 +49,10 @@ def keys_of(trials: Sequence[TrialSummary]) -> list[str]:
 def table_rows(trials: Sequence[TrialSummary]) -> list[list[str]]:
     """Rows of the table in the terminal, with a header."""
     keys = keys_of(trials)
-    names = [key.rpartition(".")[2] for key in keys]
-    header = [key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)]
-    rows = [["trial", "state", "score", "steps", "time", *header]]
+    first = ["trial", "state", "score", "steps", "time"]
+    names = [*first, *(key.rpartition(".")[2] for key in keys)]
+    header = [key if names.count(name) > 1 else name for key, name in zip(keys, names[len(first):], strict=True)]
+    rows = [[*first, *header]]
     for trial in trials:
         score = "-" if trial.score is None else format_number(trial.score)
         rows.append([str(trial.number), trial.state, score, f"{trial.steps:,}", format_duration(trial.seconds),

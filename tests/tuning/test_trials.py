@@ -15,8 +15,10 @@ from qfleet.runconfig.resolution import resolve
 from qfleet.runs.directory import RunDirectory, default_name
 from qfleet.runs.run_state import describe_state, run_state
 from qfleet.tuning import trials as trials_module
+from qfleet.tuning.results import table_rows
 from qfleet.tuning.settings import StudySettings, make_pruner, make_sampler
 from qfleet.tuning.study_folder import StudyFolder
+from qfleet.tuning.trials import TrialSummary
 
 SPACE = {"agent.n_step": "1..16"}
 """Scripted runs score by their n_step."""
@@ -285,3 +287,9 @@ def test_the_default_directory_names_environment_and_algorithm():
     assert result.directory.parent == Path("studies") and result.directory.name.startswith("CartPole-v1__dqn__1__")
     assert default_name("CartPole-v1", "dqn", 1)[:16] == result.directory.name[:16]
     assert json.loads(Path(result.directory, "journal.log").read_text().splitlines()[0])
+
+
+def test_columns_of_equal_names_have_their_full_key():
+    trials = [TrialSummary(0, "complete", 1.0, {"explore.steps": 5, "agent.hidden": [64]}, "trial-000", 9, 1.0, (), "")]
+    assert table_rows(trials)[0] == ["trial", "state", "score", "steps", "time", "explore.steps", "hidden"]
+    assert table_rows(trials)[1][-2:] == ["5", "[64]"]
