@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 
 from qfleet import __version__
-from qfleet.cli import completion, hub, info, join, options, pages, play, runs, submit, top, train
+from qfleet.cli import completion, hub, info, join, options, pages, play, runs, seeds, submit, top, train, tune
 from qfleet.cli.output import is_reader_gone, print_error, print_line
 from qfleet.cli.parsing import Command, parse
 from qfleet.core import tracebacks
@@ -32,12 +32,21 @@ HUB = "hf:USER/NAME or hf:USER/NAME@REVISION names a policy on the Hugging Face 
 COMMANDS = (
     Command("train", "train an agent", "RECIPE|ENV_ID|FILE [key=value ...] [options]", (1, 1), train.train,
         ("qfleet train cartpole", "qfleet train ALE/Pong-v5 total_steps=2e6 device=cuda",
-         "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5"), options.train, True,
+         "qfleet train my_env:MyEnv agent.n_step=3 --seeds 5 --jobs 5"), options.train, True,
         SOURCES + OVERRIDES + " The last line of stdout is the run directory.", source=0),
     Command("resume", "resume a run from its newest checkpoint", "RUN [key=value ...] [options]", (1, 1), train.resume,
         ("qfleet resume runs/my-run", "qfleet resume my-run total_steps=200000"), options.resume, True,
         "RUN is the path or name of a run. Keys that affect what is learned cannot change; the error message lists "
         "those that can."),
+    Command("tune", "search for good settings with Optuna",
+        "RECIPE|ENV_ID|FILE [key=LOW..HIGH[:log|:STEP] | key=a,b,c | key=value ...] [options]", (0, 1), tune.tune,
+        ("qfleet tune CartPole-v1 learner.learning_rate=1e-5..1e-2:log agent.n_step=1..5 total_steps=20_000 --jobs 4",
+         "qfleet tune cartpole --space space.yaml --trials 50 --pruner hyperband --study studies/first",
+         "qfleet tune --resume studies/first --trials 100"), options.tune, True,
+        "Trains trials with settings from a search space, each as a run in a process of its own, and writes the best "
+        "settings as a recipe, best.yaml, into the directory of the study. key=LOW..HIGH is a range, with :log on a "
+        "logarithmic scale; key=a,b,c are choices; key=value holds for all trials, and total_steps=N is their length. "
+        "Ctrl-C leaves a study that --resume continues. The last line of stdout is the directory of the study."),
     Command("ls", "list runs with state, score, age and size", "[WORD ...] [options]", (0, 99), runs.ls,
         ("qfleet ls", "qfleet ls cartpole --sort score", "qfleet ls running --json"), options.ls, False,
         "Lists the runs under --root, the newest first. With words, lists only runs that contain all of them in their "
@@ -125,12 +134,14 @@ COMMANDS = (
         "into ~/.zshrc, after compinit."),
     Command("version", "print the version", "[options]", (0, 0), info.version, (), options.as_json),
     Command("_member", "run one process of a fleet", "", (2, 4), join.run_member, options=options.member, hidden=True),
+    Command("_run-order", "train one run of several", "", (1, 1), seeds.run_order, hidden=True),
     Command("_env-host", "host environments for another process", "", (0, 0), info.env_host, hidden=True),
 )
 
-IMPORTS = {**dict.fromkeys(("train", "resume", "eval", "record", "export"), "qfleet.api"),
+IMPORTS = {**dict.fromkeys(("train", "tune", "resume", "eval", "record", "export"), "qfleet.api"),
            **dict.fromkeys(("recipes", "config", "check-env"), "qfleet.runconfig.resolution"),
-           "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_env-host": "qfleet.envs"}
+           "join": "qfleet.launch.join", "_member": "qfleet.launch.rank_node", "_run-order": "qfleet.api",
+           "_env-host": "qfleet.envs"}
 """Command -> the module that it imports first. Its import loads torch and most of the package."""
 
 

@@ -93,13 +93,37 @@ def finish(parser: argparse.ArgumentParser) -> None:
 
 def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=at_least(1), default=1, metavar="N",
-                        help="train N runs one after another, with seed, seed+1, ... (default: 1)")
+                        help="train N runs, with seed, seed+1, ... (default: 1)")
+    parser.add_argument("--jobs", type=at_least(1), default=1, metavar="M",
+                        help="train M of the seeds at a time, in processes that share the cores (default: 1)")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and the plan without training")
     parser.add_argument("--smoke", action="store_true",
                         help="run all stages with tiny numbers, in seconds and in a temporary directory, to check a "
                              "recipe or environment before a long run")
     fleet(parser)
     finish(parser)
+    quiet(parser)
+    as_json(parser)
+
+
+def tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--space", metavar="FILE", help="YAML file with the search space")
+    parser.add_argument("--trials", type=at_least(1), metavar="N",
+                        help="trials of the whole study, pruned and failed ones included (default: 20)")
+    parser.add_argument("--jobs", type=at_least(1), default=1, metavar="M",
+                        help="trials at a time, in processes that share the cores (default: 1)")
+    parser.add_argument("--sampler", choices=("tpe", "random", "grid", "cmaes"), default="tpe",
+                        help="how settings are chosen; grid tries every combination of choices and steps, cmaes needs "
+                             "the package cmaes (default: tpe)")
+    parser.add_argument("--pruner", choices=("median", "hyperband", "halving", "percentile", "none"), default="median",
+                        help="which trials are stopped early, from the scores of their evaluations (default: median)")
+    parser.add_argument("--objective", choices=("final", "last", "best", "mean"), default="final",
+                        help="score of a run: mean of its last three evaluations, the last, the best, or the mean of "
+                             "all (default: final)")
+    parser.add_argument("--seeds-per-trial", type=at_least(1), default=1, metavar="K",
+                        help="runs of a trial, with seed, seed+1, ...; their scores are averaged (default: 1)")
+    parser.add_argument("--study", metavar="DIR", help="directory of the study (default: a new one in studies)")
+    parser.add_argument("--resume", metavar="DIR", help="continue the study in this directory")
     quiet(parser)
     as_json(parser)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qfleet.cli.options import fleet_overrides
 from qfleet.cli.output import clean_stdout, print_error, print_result
 from qfleet.cli.play import RolloutFrames, describe_result, video_path, write_video
+from qfleet.cli.seeds import summary
 from qfleet.cli.smoke import SMOKE_ROOT, smoke, smoke_plan
 
 if TYPE_CHECKING:
@@ -30,9 +31,12 @@ ENDINGS = {"total_steps": "all steps done", "total_updates": "all updates done",
 
 def train(args: Namespace) -> int:
     """Train one run, or one per seed; an interruption ends the series."""
+    from qfleet.core.errors import UserError
     from qfleet.runconfig import resolution
 
     source = args.words[0]
+    if args.jobs > args.seeds:
+        raise UserError(f"--jobs {args.jobs} trains that many seeds at a time: pass --seeds {args.jobs} or more")
     args.overrides += fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
     if args.smoke and not args.dry_run:
         return smoke(args)
@@ -46,6 +50,8 @@ def train(args: Namespace) -> int:
     _require_finish(args)
     if not restarted:
         _require_free_names([plan.config for plan in plans])
+    if args.jobs > 1:
+        return _train_parallel(args, plans)
     documents: list[dict[str, Any]] = []
     worst = 0
     for number, plan in enumerate(plans, start=1):
@@ -56,9 +62,28 @@ def train(args: Namespace) -> int:
         worst = max(worst, code, key=lambda each: (each == 1, each))
         if code in SAVED_EXIT_CODES:
             break
+    if len(plans) > 1 and not args.quiet:
+        print_error(summary([document["best"] for document in documents], len(plans), plans[0].config.stop_at))
     if args.json:
         print_result(args, [], documents if args.seeds > 1 else documents[0])
     return worst
+
+
+def _train_parallel(args: Namespace, plans: Sequence[Resolved]) -> int:
+    """Train several seeds in parallel processes, and print a summary."""
+    from qfleet.cli.seeds import train_parallel
+
+    code, results = train_parallel(args, plans)
+    shown = [_show(args, result.directory) if (args.show or args.record) and code == 0 else ([], {})
+             for result in results]
+    text = summary([result.best for result in results], len(plans), plans[0].config.stop_at)
+    lines = [line for (extra, _), result in zip(shown, results, strict=True)
+             for line in (*extra, f"{result.directory}: {describe_ending(result)}")]
+    directories = [str(result.directory) for result in results]
+    plot = [f"plot       qfleet plot {' '.join(directories)}"] if directories else []
+    print_result(args, [*lines, text, *plot, *directories[-1:]],
+                 [_document(result) | extra for (_, extra), result in zip(shown, results, strict=True)])
+    return code
 
 
 def resume(args: Namespace) -> int:
@@ -135,11 +160,8 @@ def _closing_view(view: ProgressView) -> Iterator[None]:
 
 def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
     """Print how a training ended and the next commands; runs --show and --record."""
-    run = result.directory
-    document = {"directory": str(run), "steps": result.steps, "updates": result.updates, "episodes": result.episodes,
-                "seconds": result.seconds, "best": result.best, "reason": result.reason, "exit_code": result.exit_code,
-                "saved_at": result.saved_at}
-    lines = [_ending(result)]
+    run, document = result.directory, _document(result)
+    lines = [describe_ending(result)]
     if (args.show or args.record) and result.exit_code not in SAVED_EXIT_CODES:
         with clean_stdout(args):
             more, extra = _show(args, run)
@@ -152,6 +174,12 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
     if not args.json:
         print_result(args, [*lines, str(run)], document)
     return document
+
+
+def _document(result: TrainResult) -> dict[str, Any]:
+    return {"directory": str(result.directory), "steps": result.steps, "updates": result.updates,
+            "episodes": result.episodes, "seconds": result.seconds, "best": result.best, "reason": result.reason,
+            "exit_code": result.exit_code, "saved_at": result.saved_at}
 
 
 def _next_commands(result: TrainResult) -> dict[str, str]:
@@ -271,7 +299,7 @@ def _mode(args: Namespace) -> str:
     return "silent" if args.quiet else "auto"
 
 
-def _ending(result: TrainResult) -> str:
+def describe_ending(result: TrainResult) -> str:
     from qfleet.report.status import format_duration, format_number
 
     best = "" if result.best is None else f", best evaluation {format_number(result.best)}"

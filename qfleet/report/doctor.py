@@ -29,11 +29,12 @@ from qfleet.runs.safe_open import no_follow_opener, open_no_follow
 CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safetensors", "tensorboard", "rich")
 EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",), "ray": ("ray",),
           "video": ("imageio-ffmpeg", "pillow", "pygame"), "plot": ("matplotlib",), "wandb": ("wandb",),
-          "mlflow": ("mlflow-skinny",), "hub": ("huggingface-hub",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
+          "mlflow": ("mlflow-skinny",), "hub": ("huggingface-hub",), "onnx": ("onnx", "onnxscript", "onnxruntime"),
+          "tune": ("optuna", "matplotlib")}
 SERVES = {"atari": "Atari games", "mujoco": "MuJoCo environments", "ray": "launcher=ray",
           "video": "videos and the window of `play`", "plot": "learning curves as images",
           "wandb": "Weights & Biases", "mlflow": "MLflow", "hub": "policies on the Hugging Face Hub",
-          "onnx": "policies as ONNX files"}
+          "onnx": "policies as ONNX files", "tune": "`qfleet tune`"}
 FAULTS = {
     "fault/env_rebuilds": "episodes were lost because environments failed: test them with `qfleet check-env`",
     "fault/bad_updates": "updates were skipped because the loss or gradient was not finite: lower "

@@ -7,12 +7,13 @@ from typing import Literal
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.lock import LockOwner
 
-RunState = Literal["running", "ended", "interrupted", "failed", "died", "elsewhere"]
+RunState = Literal["running", "ended", "interrupted", "pruned", "failed", "died", "elsewhere"]
 
 STATE_TEXT: dict[RunState, str] = {
     "running": "is running",
     "ended": "has ended",
     "interrupted": "was interrupted",
+    "pruned": "was pruned: a study stopped it, since other trials scored better",
     "failed": "has failed",
     "died": "is not running: its process died",
     "elsewhere": "is locked by another host: it may or may not be running",
@@ -35,12 +36,12 @@ def run_state(run: RunDirectory) -> RunState:
     reason = ending.get("reason")
     if reason in ("interrupted", "preempted"):
         return "interrupted"
-    return "failed" if reason == "failed" else "ended"
+    return "failed" if reason == "failed" else "pruned" if reason == "pruned" else "ended"
 
 
 def describe_state(run: RunDirectory, state: RunState) -> str:
     """Describe the state in words: what went wrong, and what `qfleet resume` would do."""
-    if may_be_running(state) or state == "ended":
+    if may_be_running(state) or state in ("ended", "pruned"):
         return STATE_TEXT[state]
     error = (run.ending() or {}).get("error")
     why = f": {_printable(error).rstrip('.')}" if state == "failed" and isinstance(error, str) and error else ""

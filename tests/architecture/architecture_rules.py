@@ -50,9 +50,10 @@ PACKAGES: dict[str, set[str]] = {
 environment suite."""
 
 PACKAGES["api"] = {*PACKAGES["launch"], "launch", "explore"}
-PACKAGES["cli"] = {*PACKAGES["api"], "api"}
+PACKAGES["tuning"] = {*PACKAGES["api"], "api"}
+PACKAGES["cli"] = {*PACKAGES["tuning"], "tuning"}
 PACKAGES["__main__"] = {"cli", "process"}
-PACKAGES[""] = {"api"}
+PACKAGES[""] = {"api", "tuning"}
 
 CONFINED: dict[str, tuple[str, ...]] = {
     "multiprocessing": ("process",), "torch.multiprocessing": ("process",), "grpc": ("transport", "launch"),

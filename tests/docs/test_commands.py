@@ -27,6 +27,9 @@ from qfleet.cli.commands import MOVED, find_command, parse
 from qfleet.cli.options import fleet_overrides
 from qfleet.core.errors import UserError
 from qfleet.runconfig import resolution, resumable
+from qfleet.tuning.parameters import split_overrides
+from qfleet.tuning.space import DeclaredSpace, TrialConfig
+from qfleet.tuning.study_folder import recipe_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -35,7 +38,8 @@ PLACEHOLDER = re.compile(r"[A-Z]{2,}|=[A-Z]$|\.\.\.|…|[\[<|]")
 """RUN, DIR, [options], a|b: the shape of a command rather than one."""
 
 SHAPE = "key=value"
-YOURS = {"my_env:MyEnv": "CartPole-v1", "mine.yaml": "cartpole", "my_explore:Steady": "constant"}
+YOURS = {"my_env:MyEnv": "CartPole-v1", "mine.yaml": "cartpole", "my_explore:Steady": "constant",
+         "studies/acrobot/best.yaml": "Acrobot-v1"}
 """Files that the reader is to write, and what stands for them."""
 
 WRONG = re.compile(r"lerning_rate|agent\.n_stp|--seed 3|n_step=100|batch_size=7|train cartpole --listen 0.0.0.0:4440$"
@@ -90,6 +94,12 @@ def check(line: str) -> None:
         learnt = ["sync=server"] if met else []
         begun, changed = (resolution.resolve("cartpole", [*learnt, *more]).config for more in ([], args.overrides))
         resumable.changed_on_resume(begun, changed)
+        return
+    elif verb.name == "tune" and source:
+        plain, space = split_overrides(args.overrides)
+        shared = TrialConfig(recipe_of(resolution.resolve(source[0], plain)))
+        if space:  # else it is in a file
+            DeclaredSpace.parse(space, shared)
         return
     elif verb.name not in RESOLVED:
         return

@@ -39,6 +39,7 @@ PROGRAMS = {"step_by_hand": "20,000 steps", "callback": "stopped after"}
 """Programs of docs/python.md, and what they print."""
 
 MOST_LINES = 50
+TUNE = "tune"
 MINIMAL = "minimal_dqn"
 """The example that connects a run by hand. It is a script of its own, and docs/design.md begins with it."""
 
@@ -74,7 +75,8 @@ def documented(name: str) -> list[str]:
 
 
 def test_every_example_has_a_page():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PAGES, *OBJECTS, *PROGRAMS, ENVPOOL, MINIMAL, SERVED}
+    found = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert found == {*PAGES, *OBJECTS, *PROGRAMS, ENVPOOL, MINIMAL, SERVED, TUNE}
     links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs/design.md").read_text())
     assert links[0] == f"../examples/{MINIMAL}.py"
 
@@ -138,6 +140,17 @@ def test_the_minimal_example_learns():
     lines = run(str(EXAMPLES / f"{MINIMAL}.py"), "0", "6000", cwd=ROOT).stdout.splitlines()
     assert len(lines) == 7 and lines[0].startswith("step ")
     assert float(lines[-1].rpartition(" ")[2]) > 100, lines  # a random policy reaches 20 to 25
+
+
+@pytest.mark.slow
+def test_the_tuning_example_ends_with_a_recipe(tmp_path):
+    tiny = [word for word in TINY if not word.startswith(("eval.period", "checkpoint", "stop_at"))]
+    text = (EXAMPLES / f"{TUNE}.py").read_text()
+    assert len(text.splitlines()) <= 40
+    out = run(str(EXAMPLES / f"{TUNE}.py"), "--trials", "2", *tiny, cwd=tmp_path).stdout
+    assert out.count(" complete ") == 2
+    recipe = re.search(r"qfleet train (\S+best.yaml)", out)
+    assert recipe is not None and (tmp_path / recipe[1]).read_text().startswith("# Best settings")
 
 
 @pytest.mark.slow

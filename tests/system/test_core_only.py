@@ -10,7 +10,7 @@ from real_runs import ENVIRONMENT, TINY
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BLOCKED = ["ale_py", "cv2", "matplotlib", "imageio_ffmpeg", "imageio", "PIL", "pygame", "wandb", "ray", "mujoco",
-           "huggingface_hub", "mlflow"]
+           "huggingface_hub", "mlflow", "optuna", "onnxruntime"]
 
 SCRIPT = """
 import contextlib, io, json, sys
@@ -50,6 +50,7 @@ def test_core_dependencies_are_enough_and_extras_are_named(tmp_path):
         (["train", "Hopper-v5", "run.name=y"], "qfleet[mujoco]"),
         (["train", "cartpole", *tiny, "run.name=y", "run.wandb=true"], "qfleet[wandb]"),
         (["train", "cartpole", *tiny, "run.name=y", "run.mlflow=true"], "qfleet[mlflow]"),
+        (["tune", "cartpole", "agent.n_step=1..3", "--study", "runs/y"], "qfleet[tune]"),
         (["train", "cartpole", *tiny, "run.name=y", "--show"], "qfleet[video,plot]"),
     ]
     script = SCRIPT.replace("BLOCKED", repr(BLOCKED)).replace("COMMANDS", repr([argv for argv, _ in commands]))
