@@ -50,8 +50,8 @@ PACKAGES: dict[str, set[str]] = {
 environment suite."""
 
 PACKAGES["api"] = {*PACKAGES["launch"], "launch", "explore"}
-PACKAGES["tuning"] = {*PACKAGES["api"], "api"}
-PACKAGES["cli"] = {*PACKAGES["tuning"], "tuning"}
+PACKAGES["tuning"] = {*SHARED, "launch", "process", "report", "runconfig", "runs"}
+PACKAGES["cli"] = {*PACKAGES["api"], "api", "tuning"}
 PACKAGES["__main__"] = {"cli", "process"}
 PACKAGES[""] = {"api", "tuning"}
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/concepts.md", "docs/design.md", "docs/kubernetes.md")
-FOREIGN = {"None", "Config"}
+FOREIGN = {"None", "Config", "TorchScript"}
 
 CLASS = re.compile(r"(?<![\w/.-])([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+)(?:\.(\w+))?\b")
 """A class name of two words or more and an attribute, such as HostReplay.add. Names of one word are only read where
