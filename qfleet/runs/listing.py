@@ -20,7 +20,7 @@ from qfleet.runs.safe_open import open_no_follow
 ListedState = Literal["running", "finished", "interrupted", "failed", "crashed", "pruned", "elsewhere"]
 LISTED: dict[str, ListedState] = {
     "running": "running", "ended": "finished", "interrupted": "interrupted", "failed": "failed", "died": "crashed",
-    "elsewhere": "elsewhere"}
+    "pruned": "pruned", "elsewhere": "elsewhere"}
 """State of a run -> the word that lists show. `elsewhere`: locked by another host, so it may be running."""
 
 TAIL_BYTES = 64 * 1024
@@ -94,15 +94,11 @@ def scan_runs(root: str | Path = "runs") -> tuple[list[RunSummary], list[str]]:
 def summarise(run: RunDirectory) -> RunSummary:
     """Read the summary of a run; UserError or OSError if it is broken."""
     state = run_state(run)
-    ending = run.ending()
-    shown = LISTED[state]
-    if ending and ending.get("reason") == "pruned" and not may_be_running(state):
-        shown = "pruned"
     config = _config(run) if run.config.exists() or not may_be_running(state) else {}
     step, best = _progress(run.metrics)
     started = started_at(run.path)
     active = run.metrics.lstat().st_mtime if run.metrics.exists() else started
-    return RunSummary(run.path.name, run.path, shown, _text(config, "env", "id"), _text(config, "agent", "algo"),
+    return RunSummary(run.path.name, run.path, LISTED[state], _text(config, "env", "id"), _text(config, "agent", "algo"),
                       _whole(config.get("seed")), step, _whole(config.get("total_steps")), best, started,
                       max(active, started), disk_usage(run.path).bytes)
 
