@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.wrappers import TransformReward
 from run_kit import TINY
 
@@ -77,6 +78,46 @@ def test_set_hyper_parameters_by_keyword():
     config = run.config
     assert (config.agent.algo, config.agent.gamma, config.seed, config.replay.capacity) == ("c51", 0.9, 7, 5_000)
     assert (config.learner.learning_rate, config.learner.batch_size) == (3e-4, 16)
+
+
+class Scaled(torch.nn.Module):
+    """An encoder: {leaf: [B, 4]} -> features [B, width]."""
+
+    def __init__(self, observation, width=8):
+        super().__init__()
+        self.layer = torch.nn.Linear(observation["obs"].shape[0], width)
+
+    def forward(self, obs):
+        return self.layer(obs["obs"]).relu()
+
+
+def halved(progress):
+    return 1.0 if progress < 0.5 else 0.5
+
+
+def test_use_a_feature_extractor():
+    """policy_kwargs=dict(features_extractor_class=Scaled, features_extractor_kwargs=dict(width=6))"""
+    result = qfleet.train("CartPole-v1", SMALL, total_steps=200,
+                          agent={"encoder": Scaled, "encoder_kwargs": {"width": 6}, "hidden": [16]})
+    network = qfleet.load(result.directory, trust=True).network
+    assert [module.layer.out_features for module in network.modules() if isinstance(module, Scaled)] == [6]
+
+
+def test_use_another_optimizer_with_a_schedule():
+    """DQN(policy, env, learning_rate=lambda left: ..., policy_kwargs=dict(optimizer_class=torch.optim.NAdam))"""
+    rates = []
+    qfleet.train("CartPole-v1", SMALL, total_steps=400, sinks=[lambda record: rates.append(record)],
+                 learner={"optimizer": torch.optim.NAdam, "learning_rate": 1e-3, "schedule": halved})
+    found = [record["train/learning_rate"] for record in rates if "train/learning_rate" in record]
+    assert found[0] == pytest.approx(1e-3) and found[-1] == pytest.approx(5e-4)
+
+
+def test_export_a_policy_for_another_runtime(trained, tmp_path):
+    """torch.onnx.export(OnnxableSB3Policy(model.policy), ...)"""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(qfleet.export(trained, tmp_path / "policy.onnx"))
+    obs = np.array([[0.1, 0.2, -0.1, 0.3], [0.0, -1.0, 0.1, 0.0]], np.float32)
+    assert session.run(["action"], {"obs": obs})[0].tolist() == qfleet.load(trained).act(obs).tolist()
 
 
 def test_mistype_a_hyper_parameter():
