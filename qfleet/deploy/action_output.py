@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import nn
 
 from qfleet.deploy.observation_input import DTYPES, describe
-from qfleet.deploy.ports import Port
+from qfleet.deploy.value_info import ValueInfo
 from qfleet.envs.spaces import SpaceAdapter
 
 
@@ -20,19 +20,19 @@ class ActionOutput(nn.Module):
         self.adapter = adapter
         space = None if adapter is None else adapter.action
         if isinstance(space, spaces.Box):
-            self.port = Port("action", space.shape, space.dtype.name, meaning=f"action of {describe(space)}")
+            self.info = ValueInfo("action", space.shape, space.dtype.name, meaning=f"action of {describe(space)}")
             exact = torch.float64 if space.dtype == np.float64 else torch.float32
             low, high = (torch.from_numpy(bound.astype(np.float64)) for bound in (space.low, space.high))
             parts = {"scale": (high - low) / 2, "centre": (high + low) / 2, "low": low, "high": high}
             for name, value in parts.items():
                 self.register_buffer(name, value.to(exact))
         elif adapter is None or (isinstance(space, spaces.Discrete) and space.start == 0):
-            self.port = Port("action", (), "int64", meaning=f"action, 0 to n - 1 of {space or 'the game'}")
+            self.info = ValueInfo("action", (), "int64", meaning=f"action, 0 to n - 1 of {space or 'the game'}")
         else:
             table = np.stack([np.asarray(adapter.actions.decode(index)) for index in range(adapter.actions.n)])
             table = table if table.dtype.name in DTYPES else table.astype(np.int64)
             meaning = f"action of {describe(adapter.action)}"
-            self.port = Port("action", table.shape[1:], table.dtype.name, meaning=meaning)
+            self.info = ValueInfo("action", table.shape[1:], table.dtype.name, meaning=meaning)
             self.register_buffer("table", torch.from_numpy(table))
 
     def forward(self, action: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ class ActionOutput(nn.Module):
             return action.to(torch.int64)
         scale, centre, low, high = (self.get_buffer(name) for name in ("scale", "centre", "low", "high"))
         scaled = torch.minimum(torch.maximum(centre + scale * action.to(scale.dtype), low), high)
-        found: torch.Tensor = scaled.to(getattr(torch, self.port.dtype))
+        found: torch.Tensor = scaled.to(getattr(torch, self.info.dtype))
         return found
 
     def decode(self, action: torch.Tensor) -> np.ndarray:
@@ -50,4 +50,4 @@ class ActionOutput(nn.Module):
         if self.adapter is None:
             return action.numpy().astype(np.int64)
         given = action.tolist() if self.adapter.actions.box is None else list(action.numpy())
-        return np.stack([np.asarray(self.adapter.actions.decode(each), self.port.dtype) for each in given])
+        return np.stack([np.asarray(self.adapter.actions.decode(each), self.info.dtype) for each in given])

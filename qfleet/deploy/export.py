@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 from qfleet.core.errors import UserError
 from qfleet.deploy.onnx_format import write_onnx
 from qfleet.deploy.policy_graph import PolicyGraph
-from qfleet.deploy.ports import Port
 from qfleet.deploy.torchscript_format import write_torchscript
+from qfleet.deploy.value_info import ValueInfo
 from qfleet.runs.atomic_file import atomic_file
 
 GraphFormat = Literal["onnx", "torchscript"]
@@ -31,8 +31,8 @@ class ExportedPolicy:
 
     path: Path
     format: GraphFormat
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
     difference: float | None
 
 

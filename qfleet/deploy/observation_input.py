@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from qfleet.core.env import OBS_PREFIX, EnvSpec, Leaf
-from qfleet.deploy.ports import Port
+from qfleet.deploy.value_info import ValueInfo
 from qfleet.envs.spaces import ROOT, LeafReader, SpaceAdapter, channels_first
 
 DTYPES = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}
@@ -36,7 +36,7 @@ class ObservationInput:
         if self._space is not None:
             assert self._space.shape is not None and self._space.dtype is not None
             shape, dtype = self._space.shape, self._space.dtype.name
-        self.port = Port(name if name == ROOT else f"{OBS_PREFIX}{name}", shape,
+        self.info = ValueInfo(name if name == ROOT else f"{OBS_PREFIX}{name}", shape,
                          dtype if dtype in DTYPES else leaf.dtype, meaning=self._meaning())
 
     def convert(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,9 +44,9 @@ class ObservationInput:
         if self._space is None:
             return x
         if self.leaf.kind == "image":
-            if len(self.port.shape) == 2:
+            if len(self.info.shape) == 2:
                 return x.unsqueeze(1)
-            return x if channels_first(self.port.shape) else x.permute(0, 3, 1, 2)
+            return x if channels_first(self.info.shape) else x.permute(0, 3, 1, 2)
         if self.leaf.kind == "category":
             start = torch.from_numpy(np.reshape(getattr(self._space, "start", 0), (-1,)).astype(np.int64))
             return (x.to(torch.int64).reshape(-1, *self.leaf.shape) - start).to(torch.int32)
@@ -62,7 +62,7 @@ class ObservationInput:
     def sample(self, rng: np.random.Generator, lanes: int) -> np.ndarray:
         """Random observations within the space, [N, ...]."""
         low, high = self._bounds()
-        shape, dtype = (lanes, *self.port.shape), np.dtype(self.port.dtype)
+        shape, dtype = (lanes, *self.info.shape), np.dtype(self.info.dtype)
         if dtype.kind == "f":
             return np.clip(rng.normal(size=shape), low, high).astype(dtype)
         least = np.maximum(low, -WIDEST)

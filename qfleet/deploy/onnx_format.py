@@ -18,7 +18,7 @@ import torch
 from qfleet.core.errors import ExportError, UserError
 from qfleet.core.extras import require_module
 from qfleet.deploy.policy_graph import PolicyGraph
-from qfleet.deploy.ports import Arrays
+from qfleet.deploy.value_info import Arrays
 from qfleet.deploy.verification import largest_difference
 
 OPSET = 18

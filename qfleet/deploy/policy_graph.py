@@ -13,7 +13,7 @@ from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.deploy.action_output import ActionOutput
 from qfleet.deploy.observation_input import observation_inputs
-from qfleet.deploy.ports import Arrays, Port
+from qfleet.deploy.value_info import Arrays, ValueInfo
 from qfleet.envs.spaces import SpaceAdapter
 
 NEXT = "next."
@@ -42,31 +42,31 @@ class PolicyGraph(nn.Module):
         self.greedy, self.recurrent, self.state_names = agent.greedy, agent.recurrent_state, agent.greedy_state
         self.net, self.actions, self.persistent = net, ActionOutput(adapter), dict(persistent)
         self.leaves = observation_inputs(spec, adapter)
-        self.inputs = [*(leaf.port for leaf in self.leaves), *self._state_ports()]
+        self.inputs = [*(leaf.info for leaf in self.leaves), *self._state_infos()]
         with torch.no_grad():
-            decision = self._decide({leaf.leaf_name: leaf.convert(torch.from_numpy(self.sample(2)[leaf.port.name]))
+            decision = self._decide({leaf.leaf_name: leaf.convert(torch.from_numpy(self.sample(2)[leaf.info.name]))
                                      for leaf in self.leaves}, self.initial_state(2))
-        self.outputs = [self.actions.port, *self._other_ports(decision)]
+        self.outputs = [self.actions.info, *self._other_infos(decision)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = dict(zip([port.name for port in self.inputs], tensors, strict=True))
-        obs = {leaf.leaf_name: leaf.convert(given[leaf.port.name]) for leaf in self.leaves}
+        obs = {leaf.leaf_name: leaf.convert(given[leaf.info.name]) for leaf in self.leaves}
         decision = self._decide(obs, given)
         return (self.actions(decision.action), *self._others(decision).values())
 
     def reference(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """The outputs, computed as the actors do: observations and actions are converted one by one in NumPy."""
-        obs = {leaf.leaf_name: leaf.encode(inputs[leaf.port.name]) for leaf in self.leaves}
+        obs = {leaf.leaf_name: leaf.encode(inputs[leaf.info.name]) for leaf in self.leaves}
         with torch.no_grad():
             decision = self._decide(obs, {name: torch.from_numpy(inputs[name]) for name in self.state_names})
         others = {name: value.numpy() for name, value in self._others(decision).items()}
-        return {self.actions.port.name: self.actions.decode(decision.action), **others}
+        return {self.actions.info.name: self.actions.decode(decision.action), **others}
 
     def sample(self, lanes: int, seed: int = 0) -> dict[str, np.ndarray]:
         """Random inputs for this many lanes, with the recurrent state at the start of an episode."""
         rng = np.random.default_rng(seed)
         state = {name: value.numpy() for name, value in self.initial_state(lanes).items()}
-        return {**{leaf.port.name: leaf.sample(rng, lanes) for leaf in self.leaves}, **state}
+        return {**{leaf.info.name: leaf.sample(rng, lanes) for leaf in self.leaves}, **state}
 
     def initial_state(self, lanes: int) -> dict[str, torch.Tensor]:
         """Recurrent state before the first episode."""
@@ -93,16 +93,16 @@ class PolicyGraph(nn.Module):
         state = decision.memory or {}
         return values | {NEXT + name: state[name] for name in self.state_names if name in state}
 
-    def _state_ports(self) -> list[Port]:
+    def _state_infos(self) -> list[ValueInfo]:
         one, two = (self.initial_state(lanes) for lanes in (1, 2))
-        return [_port(name, value, one[name].shape != value.shape, MEANINGS.get(name, ""))
+        return [_info(name, value, one[name].shape != value.shape, MEANINGS.get(name, ""))
                 for name, value in two.items()]
 
-    def _other_ports(self, decision: Decision) -> list[Port]:
+    def _other_infos(self, decision: Decision) -> list[ValueInfo]:
         batched = {NEXT + port.name: port.batched for port in self.inputs}
-        return [_port(name, value, batched.get(name, True), "values of the agent's actions" if name == "q" else "")
+        return [_info(name, value, batched.get(name, True), "values of the agent's actions" if name == "q" else "")
                 for name, value in self._others(decision).items()]
 
 
-def _port(name: str, value: torch.Tensor, batched: bool, meaning: str) -> Port:
-    return Port(name, tuple(value.shape[int(batched):]), str(value.dtype).removeprefix("torch."), batched, meaning)
+def _info(name: str, value: torch.Tensor, batched: bool, meaning: str) -> ValueInfo:
+    return ValueInfo(name, tuple(value.shape[int(batched):]), str(value.dtype).removeprefix("torch."), batched, meaning)

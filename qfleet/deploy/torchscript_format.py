@@ -11,7 +11,7 @@ import torch
 
 from qfleet.core.errors import ExportError
 from qfleet.deploy.policy_graph import PolicyGraph
-from qfleet.deploy.ports import Arrays
+from qfleet.deploy.value_info import Arrays
 from qfleet.deploy.verification import largest_difference
 
 METADATA = "qfleet.json"

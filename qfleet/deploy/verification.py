@@ -8,7 +8,7 @@ import numpy as np
 
 from qfleet.core.errors import ExportError
 from qfleet.deploy.policy_graph import NEXT, REWARD, PolicyGraph
-from qfleet.deploy.ports import Arrays
+from qfleet.deploy.value_info import Arrays
 
 BATCH_SIZES = (1, 2, 7)
 STEPS = 4

@@ -13,9 +13,9 @@ from qfleet import __version__
 from qfleet.report.plots import COLOURS
 from qfleet.report.status import format_duration, format_number
 from qfleet.runs.atomic_file import atomic_file
-from qfleet.tuning.settings import OBJECTIVES
 from qfleet.tuning.space import DeclaredSpace, SearchSpace, TrialConfig
 from qfleet.tuning.study_folder import StudyFile, StudyFolder
+from qfleet.tuning.study_settings import OBJECTIVES
 from qfleet.tuning.trials import TrialSummary
 
 STATE_COLOURS = {"complete": COLOURS[0], "pruned": COLOURS[4]}

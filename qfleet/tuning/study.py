@@ -17,9 +17,9 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import default_name
 from qfleet.runs.find import StrPath, texts_of
 from qfleet.tuning.results import best_of, write_best, write_plots, write_trials
-from qfleet.tuning.settings import StudySettings, make_sampler, quiet_optuna, require_optuna
 from qfleet.tuning.space import SearchSpace, TrialConfig, make_space
 from qfleet.tuning.study_folder import StudyFile, StudyFolder, recipe_of
+from qfleet.tuning.study_settings import StudySettings, make_sampler, quiet_optuna, require_optuna
 from qfleet.tuning.trials import SignalledEnd, TrialRunner, TrialSummary, requeue_interrupted, summaries
 from qfleet.tuning.view import SilentStudyView, StudyView
 

@@ -18,8 +18,8 @@ from qfleet.config.strict_yaml import dump_yaml
 from qfleet.core.errors import UserError
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runs.directory import RunDirectory, replace_text
-from qfleet.tuning.settings import StudySettings, make_pruner, make_sampler
 from qfleet.tuning.space import nested
+from qfleet.tuning.study_settings import StudySettings, make_pruner, make_sampler
 
 STUDY_NAME = "qfleet"
 """Name of the study in Optuna's journal."""

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from qfleet.core.errors import UserError
 from qfleet.launch.run_process import RunOrder, RunPool, RunProcess, remove_saved_state, with_place
 from qfleet.runs.directory import RunDirectory
-from qfleet.tuning.settings import StudySettings
 from qfleet.tuning.space import SearchSpace, TrialConfig
 from qfleet.tuning.study_folder import StudyFolder
+from qfleet.tuning.study_settings import StudySettings
 
 POLL_S = 0.1
 STOPPED = ("interrupted", "preempted")

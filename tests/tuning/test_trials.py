@@ -16,8 +16,8 @@ from qfleet.runs.directory import RunDirectory, default_name
 from qfleet.runs.run_state import describe_state, run_state
 from qfleet.tuning import trials as trials_module
 from qfleet.tuning.results import table_rows
-from qfleet.tuning.settings import StudySettings, make_pruner, make_sampler
 from qfleet.tuning.study_folder import StudyFolder
+from qfleet.tuning.study_settings import StudySettings, make_pruner, make_sampler
 from qfleet.tuning.trials import TrialSummary
 
 SPACE = {"agent.n_step": "1..16"}
@@ -239,12 +239,12 @@ def test_a_function_that_raises_later_fails_its_trial():
     ("tpe", optuna.samplers.TPESampler), ("random", optuna.samplers.RandomSampler),
     ("grid", optuna.samplers.RandomSampler), ("cmaes", optuna.samplers.CmaEsSampler)])
 def test_samplers_by_name(name, kind, monkeypatch):
-    monkeypatch.setattr("qfleet.tuning.settings.find_spec", lambda name: True)
+    monkeypatch.setattr("qfleet.tuning.study_settings.find_spec", lambda name: True)
     assert type(make_sampler(StudySettings(sampler=name), 2, 0)) is kind
 
 
 def test_a_sampler_whose_package_is_missing_is_refused_before_the_study_starts(monkeypatch):
-    monkeypatch.setattr("qfleet.tuning.settings.find_spec", lambda name: None if name == "cmaes" else True)
+    monkeypatch.setattr("qfleet.tuning.study_settings.find_spec", lambda name: None if name == "cmaes" else True)
     with pytest.raises(UserError, match="pip install cmaes"):
         tune(sampler="cmaes")
     assert not Path("study").exists()
@@ -277,7 +277,7 @@ def test_objects_that_trials_cannot_import_are_refused():
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setattr("qfleet.tuning.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("qfleet.tuning.study_settings.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'qfleet\[tune\]'"):
         tune()
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
-"""Values of ports by name."""
+"""Values of inputs or outputs by name."""
 
 
 @dataclass(frozen=True)
-class Port:
+class ValueInfo:
     """One input or output. `shape` is that of one lane; with `batched` an axis of any size comes before it."""
 
     name: str
