@@ -66,7 +66,7 @@ def _interface(graph: PolicyGraph) -> dict[str, Any]:
     """Inputs, outputs and recurrent state; initial values that are not listed are 0."""
     initial = {name: value[0].tolist() if value.ndim else value.item()
                for name, value in graph.initial_state(1).items() if value.any()}
-    return {"version": METADATA_VERSION, "inputs": [port.to_json() for port in graph.inputs],
-            "outputs": [port.to_json() for port in graph.outputs],
+    return {"version": METADATA_VERSION, "inputs": [info.to_json() for info in graph.inputs],
+            "outputs": [info.to_json() for info in graph.outputs],
             "state": {"names": list(graph.state_names), "initial": initial,
                       "zero_at_episode_start": graph.episodic_state()}}

@@ -23,7 +23,7 @@ WIDEST = 1000
 
 
 class ObservationInput:
-    """One leaf: its port, the conversion of the environment's arrays in the graph, and the same outside of it.
+    """One leaf: its `ValueInfo`, the conversion of the environment's arrays in the graph, and the same outside of it.
 
     Images that are stacked or resized are an input as the network sees them, and so are all leaves of an environment
     without spaces of its own (Atari).

@@ -53,26 +53,26 @@ def write_onnx(graph: PolicyGraph, path: Path, metadata: dict[str, Any]) -> floa
 
 
 def _export_traced(graph: PolicyGraph, path: Path) -> None:
-    axes = {port.name: {0: BATCH} for port in (*graph.inputs, *graph.outputs) if port.batched}
+    axes = {info.name: {0: BATCH} for info in (*graph.inputs, *graph.outputs) if info.batched}
     torch.onnx.export(graph, _example(graph), str(path), dynamo=False, dynamic_axes=axes, **_names(graph))
 
 
 def _export_dynamo(graph: PolicyGraph, path: Path) -> None:
     require_module("onnxscript", "onnx", "PyTorch's newer ONNX exporter")
     batch = torch.export.Dim(BATCH)
-    shapes = tuple({0: batch} if port.batched else None for port in graph.inputs)
+    shapes = tuple({0: batch} if info.batched else None for info in graph.inputs)
     torch.onnx.export(graph, _example(graph), str(path), dynamo=True, dynamic_shapes=(shapes,), external_data=False,
                       verbose=False, **_names(graph))
 
 
 def _names(graph: PolicyGraph) -> dict[str, Any]:
-    return {"input_names": [port.name for port in graph.inputs], "opset_version": OPSET,
-            "output_names": [port.name for port in graph.outputs]}
+    return {"input_names": [info.name for info in graph.inputs], "opset_version": OPSET,
+            "output_names": [info.name for info in graph.outputs]}
 
 
 def _example(graph: PolicyGraph) -> tuple[torch.Tensor, ...]:
     inputs = graph.sample(2)  # one lane could be taken for an axis of size one
-    return tuple(torch.from_numpy(inputs[port.name]) for port in graph.inputs)
+    return tuple(torch.from_numpy(inputs[info.name]) for info in graph.inputs)
 
 
 def _difference(graph: PolicyGraph, path: Path) -> float | None:
@@ -83,10 +83,10 @@ def _difference(graph: PolicyGraph, path: Path) -> float | None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [port.name for port in graph.outputs]
+    names = [info.name for info in graph.outputs]
 
     def run(inputs: Arrays) -> Arrays:
-        found: list[np.ndarray] = session.run(names, {port.name: inputs[port.name] for port in graph.inputs})
+        found: list[np.ndarray] = session.run(names, {info.name: inputs[info.name] for info in graph.inputs})
         return dict(zip(names, found, strict=True))
 
     return largest_difference(graph, run)

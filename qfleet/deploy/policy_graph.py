@@ -49,7 +49,7 @@ class PolicyGraph(nn.Module):
         self.outputs = [self.actions.info, *self._other_infos(decision)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip([port.name for port in self.inputs], tensors, strict=True))
+        given = dict(zip([info.name for info in self.inputs], tensors, strict=True))
         obs = {leaf.leaf_name: leaf.convert(given[leaf.info.name]) for leaf in self.leaves}
         decision = self._decide(obs, given)
         return (self.actions(decision.action), *self._others(decision).values())
@@ -99,7 +99,7 @@ class PolicyGraph(nn.Module):
                 for name, value in two.items()]
 
     def _other_infos(self, decision: Decision) -> list[ValueInfo]:
-        batched = {NEXT + port.name: port.batched for port in self.inputs}
+        batched = {NEXT + info.name: info.batched for info in self.inputs}
         return [_info(name, value, batched.get(name, True), "values of the agent's actions" if name == "q" else "")
                 for name, value in self._others(decision).items()]
 

@@ -98,9 +98,10 @@ def summarise(run: RunDirectory) -> RunSummary:
     step, best = _progress(run.metrics)
     started = started_at(run.path)
     active = run.metrics.lstat().st_mtime if run.metrics.exists() else started
-    return RunSummary(run.path.name, run.path, LISTED[state], _text(config, "env", "id"), _text(config, "agent", "algo"),
-                      _whole(config.get("seed")), step, _whole(config.get("total_steps")), best, started,
-                      max(active, started), disk_usage(run.path).bytes)
+    return RunSummary(run.path.name, run.path, LISTED[state], _text(config, "env", "id"),
+                      _text(config, "agent", "algo"), _whole(config.get("seed")), step,
+                      _whole(config.get("total_steps")), best, started, max(active, started),
+                      disk_usage(run.path).bytes)
 
 
 def _group_note(path: Path) -> list[str]:
