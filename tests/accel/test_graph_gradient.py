@@ -12,7 +12,7 @@ from qfleet.accel import graph_gradient as tapes
 from qfleet.accel.cuda_graph import WARM_UP
 from qfleet.accel.graph_gradient import GraphGradient
 from qfleet.actor.policy import Policy
-from qfleet.algos import ngu
+from qfleet.algos import novelty
 from qfleet.core.agent import ExplorationParams
 from qfleet.maths.policy_family import MixtureTable
 
@@ -89,8 +89,8 @@ class NeverWaits(TorchDispatchMode):
 @pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
 def test_nothing_that_is_recorded_waits_for_the_host(monkeypatch, module, switches):
     # Three that look at their numbers on a CPU alone.
-    monkeypatch.setattr(ngu, "avoid_sync", lambda tensor: True)
-    monkeypatch.setattr(ngu, "knn_squared_distances", lambda keys, count, key, k: keys.square().sum(2)[:, :k])
+    monkeypatch.setattr(novelty, "avoid_sync", lambda tensor: True)
+    monkeypatch.setattr(novelty, "knn_squared_distances", lambda keys, count, key, k: keys.square().sum(2)[:, :k])
     monkeypatch.setattr(torch.nn.functional, "one_hot",
                         lambda x, classes: (x.unsqueeze(-1) == torch.arange(classes)).long())
     learner = learner_of(module, switches)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from test_ngu import SPEC, config
 
-from qfleet.algos import _novelty, ngu
+from qfleet.algos import ngu, novelty
 
 
 class Walk:
@@ -45,7 +45,7 @@ class Walk:
 @pytest.fixture(params=[False, True], ids=["seen", "avoid_sync"])
 def unseen(request, monkeypatch):
     """As on a CPU, and as on a GPU, where everything is computed since nothing is waited for."""
-    monkeypatch.setattr(_novelty, "avoid_sync", lambda tensor: request.param)
+    monkeypatch.setattr(novelty, "avoid_sync", lambda tensor: request.param)
 
 
 def test_what_is_known_stays_known_while_the_embedding_learns(unseen):

@@ -33,7 +33,7 @@ from qfleet.tuning.study_folder import recipe_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.rglob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|=[A-Z]$|\.\.\.|…|[\[<|]")
 """RUN, DIR, [options], a|b: the shape of a command rather than one."""
 
@@ -92,6 +92,8 @@ def check(line: str) -> None:
     elif verb.name == "resume":
         met = any(word.startswith(("learners=", "parameter_server.")) for word in args.overrides)
         learnt = ["sync=server"] if met else []
+        if any(word.startswith("learner.schedule_updates=") for word in args.overrides):
+            learnt.append("learner.schedule=linear")
         begun, changed = (resolution.resolve("cartpole", [*learnt, *more]).config for more in ([], args.overrides))
         resumable.changed_on_resume(begun, changed)
         return

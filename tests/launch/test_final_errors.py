@@ -8,6 +8,7 @@ import pytest
 from qfleet.core.errors import CallbackError
 from qfleet.launch import learner_node, rank_node
 from qfleet.launch.attempt import describe_final_error
+from qfleet.launch.run_request import RunRequest
 from qfleet.process.supervisor import EXIT_UNRECOVERABLE
 
 
@@ -26,19 +27,19 @@ def failing(monkeypatch):
     def fail(*arguments):
         raise failed_callback()
 
-    monkeypatch.setattr(learner_node, "learn", fail)
+    monkeypatch.setattr(learner_node, "serve_run", fail)
     monkeypatch.setattr(rank_node, "train_rank", fail)
 
 
 def test_a_learner_whose_callback_failed_is_not_restarted(failing, tmp_path, caplog):
-    learner_node.RunRequest(str(tmp_path), {}, {}).write(tmp_path)
+    RunRequest(str(tmp_path), {}, {}).write(tmp_path)
     assert learner_node.run_learner(tmp_path) == EXIT_UNRECOVERABLE
     assert caplog.messages[-1] == "training failed: callback Mine.on_step raised ValueError: out of luck"
 
 
 def test_a_rank_whose_callback_failed_is_not_restarted(failing, tmp_path):
     reports = []
-    request = learner_node.RunRequest(str(tmp_path), {}, {})
+    request = RunRequest(str(tmp_path), {}, {})
     assert rank_node.serve_rank(request, SimpleNamespace(rank=0), None, None, reports.append) == EXIT_UNRECOVERABLE
     assert reports == ["training failed: callback Mine.on_step raised ValueError: out of luck"]
 

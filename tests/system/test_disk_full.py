@@ -86,8 +86,8 @@ def test_an_interruption_that_could_not_be_saved_does_not_claim_so(disk, capsys)
     assert result.exit_code == 1 and result.reason == "preempted"
     assert newest(result.directory).manifest.step < result.steps
 
-    from qfleet.cli.train import _ending
-    assert "could not be saved" in _ending(result) and "is saved" not in _ending(result)
+    from qfleet.cli.train import describe_ending
+    assert "could not be saved" in describe_ending(result) and "is saved" not in describe_ending(result)
 
 
 def test_a_disk_too_small_for_the_plan_is_reported_before_the_start(disk, caplog, capsys, monkeypatch):
