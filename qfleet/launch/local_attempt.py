@@ -122,8 +122,12 @@ def _builder(config: RunConfig, env: VectorEnv, directory: RunDirectory,
 class TorchState:
     """Torch's number of threads and global generator as a run uses them, apart from those of the calling program."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads, self._rng = threads, torch.get_rng_state()
+    def __init__(self, threads: int, rng: torch.Tensor | None = None) -> None:
+        self._threads, self._rng = threads, torch.get_rng_state() if rng is None else rng
+
+    def with_threads(self, threads: int) -> TorchState:
+        """The same generator with another number of threads."""
+        return TorchState(threads, self._rng)
 
     @contextmanager
     def active(self, keep: bool = True) -> Iterator[None]:

@@ -322,12 +322,13 @@ class Run:
 
     def _open(self, parts: LocalRunParts, build: Callable[[ExitStack], OpenedRun]) -> None:
         self._closed = self._begun = False
-        self._torch = TorchState(parts.config.run.threads or 1)
-        with ExitStack() as stack, self._torch.active(), advise_on_oom(parts.config):
+        building = TorchState(1)  # the number of threads may depend on the environment
+        with ExitStack() as stack, building.active(), advise_on_oom(parts.config):
             if parts.view is not None:
                 stack.callback(parts.view.close)
             opened = build(stack)
             self._resources = stack.pop_all()
+        self._torch = building.with_threads(opened.config.run.threads or 1)
         self.config, self.directory = opened.config, opened.directory.path
         self._attempt, self._result = opened.attempt, opened.result
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -15,6 +16,7 @@ from run_kit import DDPG, DQN, NOISY_C51, R2D2, arguments, metrics, weights
 
 import qfleet
 from qfleet import Run, UserError, api
+from qfleet.runconfig import auto
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.run_state import run_state
 
@@ -300,3 +302,14 @@ def test_the_loop_pauses_while_an_evaluator_process_waits():
         result = run.train()
     assert result.reason == "total_steps" and result.best is not None
     assert "start 2" not in (run.directory / "logs/evaluator.log").read_text()
+
+
+def test_a_run_uses_the_threads_that_were_planned_for_its_network(monkeypatch):
+    """`run.threads` is open until the environment is known: images are worth several threads."""
+    monkeypatch.setattr(auto, "thread_plan", lambda convolutions, cores: SimpleNamespace(torch=2 + convolutions))
+    before, seen = torch.get_num_threads(), set()
+    name, pairs = arguments(["catch", "env.kwargs.pixels=true", "agent.hidden=[16]"], "run.threads=null")
+    with Run(name, pairs, total_steps=200, sinks=[lambda record: seen.add(torch.get_num_threads())]) as run:
+        assert run.config.run.threads == 3
+        run.train()
+    assert seen == {3} and torch.get_num_threads() == before
