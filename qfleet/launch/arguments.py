@@ -126,21 +126,24 @@ def require_importable(config: RunConfig) -> None:
 
 def assign_callbacks(config: RunConfig, callbacks: Sequence[Any],
                      elsewhere: bool = False) -> tuple[RunConfig, list[CheckedCallback]]:
-    """Callbacks for this process; if the learner is `elsewhere`, they are added to the config by name."""
+    """Callbacks for this process; if the learner is `elsewhere`, they are added to the config by name.
+
+    Those that the config has already, because it is that of a resumed run, are left out.
+    """
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise UserError("callbacks: must be a list, such as [MyCallback()]")
+    named = [(each if isinstance(each, str) else import_name(each), each) for each in callbacks]
+    new = [(name, callback) for name, callback in named if name not in config.callbacks]
     if not elsewhere:
-        return config, check_callbacks([load_attribute(each) if isinstance(each, str) else each for each in callbacks])
-    names = [each if isinstance(each, str) else import_name(each) for each in callbacks]
-    for name, callback in zip(names, callbacks, strict=True):
+        return config, check_callbacks([load_attribute(each) if isinstance(each, str) else each for _, each in new])
+    for name, callback in new:
         if name is None or name.startswith("__main__:"):
             what = getattr(callback, "__qualname__", type(callback).__qualname__)
             raise UserError(f"callbacks: {what} cannot be passed to the learner, which {config.process_settings()[0]} "
                             "starts as another process: put its class into a file, my_module.py, and pass the class or "
                             f"\"my_module:{what if what.isidentifier() else 'MyCallback'}\"; it is created there, "
                             "without arguments")
-    new = [name for name in names if name not in config.callbacks]  # a resumed run has them already
-    return config.model_copy(update={"callbacks": (*config.callbacks, *new)}), []
+    return config.model_copy(update={"callbacks": (*config.callbacks, *(name for name, _ in new))}), []
 
 
 def check_sinks(sinks: Sequence[Any]) -> list[Sink]:

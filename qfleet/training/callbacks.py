@@ -188,18 +188,16 @@ class CheckedCallback:
     hooks: Mapping[str, Callable[..., object]]
 
 
-def check_callbacks(callbacks: Any, create: bool = True) -> list[CheckedCallback]:
+def check_callbacks(callbacks: Sequence[Any], create: bool = True) -> list[CheckedCallback]:
     """Check callbacks before training starts, so that none fails in the middle of it.
 
     Args:
-        callbacks: A list of objects, or of classes that are called without arguments.
+        callbacks: Objects, or classes that are called without arguments.
         create: Create the objects of classes. Without, the result is only a check, for another process that trains.
 
     Raises:
         UserError: A callback cannot be called.
     """
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise UserError("callbacks: must be a list, such as [MyCallback()]")
     return [_checked(each, create) for each in callbacks]
 
 

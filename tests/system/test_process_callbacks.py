@@ -67,6 +67,10 @@ def test_a_resumed_run_does_not_get_the_callbacks_of_its_configuration_twice():
     config = resolve("cartpole", [*LONG, "actors=2", "callbacks=[process_callbacks:Broken]"]).config
     changed, here = assign_callbacks(config, [process_callbacks.Broken, process_callbacks.Diary], elsewhere=True)
     assert changed.callbacks == ("process_callbacks:Broken", "process_callbacks:Diary") and here == []
+    mine = process_callbacks.Broken()
+    for again in (process_callbacks.Broken, "process_callbacks:Broken"):  # resumed with actors=0
+        same, here = assign_callbacks(config, [again, process_callbacks.Diary, mine])
+        assert same is config and [each.name for each in here] == ["Diary", "Broken"]
 
 
 @pytest.mark.parametrize(("callback", "message"), [
