@@ -107,6 +107,8 @@ def changed_config(run: StrPath, overrides: Sequence[str] = (), root: StrPath = 
 def with_env(config: RunConfig, env: Any = None, wrappers: Sequence[Any] | None = None) -> RunConfig:
     """Config of a run with its environment given anew, because it was an object of another program."""
     section = env_settings(env, wrappers).get("env", {})
+    if isinstance(env, Mapping):  # a vector environment adds its number of lanes
+        _require_same_settings(config, {key: section[key] for key in env if key not in CONSTRUCTED})
     given = {key: value for key, value in section.items() if key in CONSTRUCTED}
     for key, value in given.items():
         was = getattr(config.env, key)
@@ -115,6 +117,15 @@ def with_env(config: RunConfig, env: Any = None, wrappers: Sequence[Any] | None 
             raise UserError(f"env.{key} of the run is {found}, which needs no object of this program, so it cannot be "
                             "given anew; a new run with init_from=RUN can use another environment")
     return config.model_copy(update={"env": config.env.model_copy(update=given)}) if given else config
+
+
+def _require_same_settings(config: RunConfig, settings: Mapping[str, Any]) -> None:
+    was = config.env.model_dump(mode="json")
+    for key, value in settings.items():
+        if key not in was or was[key] != value:
+            found = f"is {was[key]} in the run" if key in was else "is no setting of the run"
+            raise UserError(f"env: {key}={value} is given and {found}; only {', '.join(CONSTRUCTED)} can be given "
+                            f"anew: leave {key} out")
 
 
 def require_importable(config: RunConfig) -> None:

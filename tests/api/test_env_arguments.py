@@ -349,6 +349,17 @@ def test_a_run_keeps_an_environment_that_has_a_name():
     assert with_env(config, "CartPole-v1", []) == config == with_env(config)
 
 
+def test_other_settings_of_an_environment_are_not_given_anew():
+    given = {"id": Grid(2), "lanes": 3, "info_metrics": ["cost"]}
+    config = config_of(env=given)
+    assert with_env(config, given) == config
+    assert with_env(config, {"id": SyncVectorEnv([Grid] * 8), "lanes": 3}).env.lanes == 3
+    for settings, message in (({"lanes": 2}, "env: lanes=2 is given and is 3 in the run; only id, kwargs, wrappers"),
+                              ({"lains": 2}, "lains=2 is given and is no setting of the run; only .*: leave lains")):
+        with pytest.raises(UserError, match=message):
+            with_env(config, {"id": Grid(2), **settings})
+
+
 def test_runs_of_several_programs_are_seeds_of_one_group(tmp_path):
     runs = []
     for program in ("aaa-1", "bbb-2"):
