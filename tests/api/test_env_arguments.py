@@ -203,6 +203,15 @@ def test_nested_settings_can_hold_an_environment():
     assert config_of({"env": "CartPole-v1", "extends": "vector"}).env.id == "CartPole-v1"
 
 
+@pytest.mark.parametrize("name", ["PongNoFrameskip-v4", "BreakoutDeterministic-v4", "CartPole-v1"])
+def test_the_recipe_of_an_object_depends_on_its_spaces_not_on_its_name(name, monkeypatch):
+    mine = Grid()
+    monkeypatch.setattr(Grid, "spec", gymnasium.envs.registration.EnvSpec(name, f"{HERE}:Grid"))
+    config = config_of(mine)
+    assert config.env.id.endswith(f":{name}") and (config.env.stack, config.env.protocol) == (None, None)
+    assert config.model_copy(update={"env": None}) == config_of(lambda: Grid()).model_copy(update={"env": None})
+
+
 def test_a_vector_environment_sets_the_lanes_of_training_and_evaluation():
     vector = SyncVectorEnv([Grid] * 3)
     config = config_of(vector)
