@@ -93,16 +93,17 @@ class RunControl:
     Attributes:
         total_steps: Length of the run in environment steps.
         directory: Run directory.
-        replay: Replay buffer; `replay.sample(8)` has no effect on the training.
+        replay: Replay buffer; `replay.sample(8)` has no effect on the training. With sync=allreduce it is that of
+            rank 0, and with sync=server it is empty: every learner has its own.
     """
 
     def __init__(self, core: LearnerCore, request_evaluation: Callable[[], None],
-                 request_checkpoint: Callable[[], None]) -> None:
+                 request_checkpoint: Callable[[], None], replay: ReplayView | None = None) -> None:
         self._core = core
         self._request_evaluation, self._request_checkpoint = request_evaluation, request_checkpoint
         self.total_steps = core.plan.total_steps
         self.directory = core.hooks.directory
-        self.replay = ReplayView(core.replay)
+        self.replay = ReplayView(core.replay) if replay is None else replay
 
     @property
     def steps(self) -> int:
@@ -131,7 +132,10 @@ class RunControl:
 
     @property
     def network(self) -> nn.Module:
-        """The learner's network. It is being trained: copy its weights to keep them."""
+        """The learner's network. It is being trained: copy its weights to keep them.
+
+        With sync=server it has the weights of the last evaluation or checkpoint.
+        """
         return self._core.learner.flat.net
 
     def log(self, metrics: Mapping[str, float]) -> None:
