@@ -295,5 +295,5 @@ def test_a_shard_whose_weights_are_not_finite_keeps_the_copy_before():
 def test_callbacks_are_told_that_the_replay_is_elsewhere(tmp_path):
     replay = World(tmp_path).bureau.callbacks.control.replay
     assert len(replay) == 0
-    with pytest.raises(UserError, match="run.replay is empty in a callback: with sync=server every learner has a"):
+    with pytest.raises(UserError, match=r"run\.replay is empty in a callback: with sync=server every learner has a"):
         replay.sample(8)
