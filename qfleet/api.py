@@ -317,9 +317,9 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
             for a policy on the Hugging Face Hub.
         out: Path of the new file or checkpoint directory; it must not exist.
         which: Checkpoint of a run: the best by evaluation, or the latest.
-        format: `safetensors` is a checkpoint, which `evaluate`, `rollout` and `load` accept on any machine; `onnx` and
-            `torchscript` are files that need no qfleet, verified against the policy. None = by the suffix of `out`
-            (.onnx, .pt, .ts), else safetensors.
+        format: `safetensors` is a checkpoint, which `evaluate`, `rollout` and `load` accept on any machine, with
+            `trust=True` if it names an environment or network of yours; `onnx` and `torchscript` are files that need
+            no qfleet, verified against the policy. None = by the suffix of `out` (.onnx, .pt, .ts), else safetensors.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine to import modules that it names; a checkpoint is
             written without importing any.

@@ -188,10 +188,10 @@ def _ray_problems(size: JobSize, config: RunConfig) -> list[str]:
 
 def _joining(config: RunConfig, size: JobSize) -> list[str]:
     """Additional arguments for `qfleet join`."""
-    from qfleet.runs.find import foreign_names
+    from qfleet.runs.find import acting_part, foreign_names
 
     fleet = config.fleet
     words = ["--tls-ca", str(Path(fleet.tls_cert).absolute())] if fleet.tls_cert else []
-    if not words and size.nodes > 1 and foreign_names(config.model_dump(mode="json")):
+    if not words and size.nodes > 1 and foreign_names(acting_part(config.model_dump(mode="json"))):
         words = ["--trust"]  # the modules that it names belong to the user who submits the job
     return words

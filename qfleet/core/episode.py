@@ -15,7 +15,8 @@ class Episode:
         reward: Return: the sum of its rewards, unclipped and undiscounted.
         length: Number of its steps.
         lane: Number of its environment within its group.
-        actor: Index of the process that sent it; None if this process stepped the environment.
+        actor: Index of the process that sent it: an actor, or with sync=server a learner. None if this process or
+            another rank stepped the environment.
         info: Values of `env.info_metrics`, by name, without those that were missing in `info`.
         final_info: `info` of the last step as the environment returned it; None if another process stepped it.
     """

@@ -64,8 +64,8 @@ class InfoMetric:
         except (TypeError, ValueError):
             number = float("nan")
         if not abs(number) <= MAX_VALUE:
-            raise UserError(f"env.info_metrics: info[{self.key!r}] is {found!r:.60}, which is no finite number; leave "
-                            "the key out of info where there is no value")
+            raise UserError(f"env.info_metrics: info[{self.key!r}] is {found!r:.60}, which is not a finite number; "
+                            "leave the key out of info where there is no value")
         return number
 
 

@@ -189,7 +189,9 @@ class VectorEnvLanes:
                       ) -> tuple[dict[int, dict[str, float]], dict[int, dict[str, Any]]]:
         """Metrics and final `info` of the lanes whose episode is over."""
         metrics: dict[int, dict[str, float]] = {}
-        measured = {key: value for key, value in infos.items() if key.removeprefix("_") in self._info_keys}
+        keys = self._info_keys
+        measured = {key: value for key, value in infos.items()
+                    if key in keys or (key.startswith("_") and key[1:] in keys)}
         if self._info_keys:
             for lane in (~fresh).nonzero()[0].tolist():
                 self._info[lane].add(_of_lane(measured, lane))

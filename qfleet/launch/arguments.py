@@ -107,6 +107,8 @@ def changed_config(run: StrPath, overrides: Sequence[str] = (), root: StrPath = 
 def with_env(config: RunConfig, env: Any = None, wrappers: Sequence[Any] | None = None) -> RunConfig:
     """Config of a run with its environment given anew, because it was an object of another program."""
     section = env_settings(env, wrappers).get("env", {})
+    if isinstance(env, Mapping):  # a vector environment adds its number of lanes
+        _require_same_settings(config, {key: section[key] for key in env if key not in CONSTRUCTED})
     given = {key: value for key, value in section.items() if key in CONSTRUCTED}
     for key, value in given.items():
         was = getattr(config.env, key)
@@ -115,6 +117,15 @@ def with_env(config: RunConfig, env: Any = None, wrappers: Sequence[Any] | None 
             raise UserError(f"env.{key} of the run is {found}, which needs no object of this program, so it cannot be "
                             "given anew; a new run with init_from=RUN can use another environment")
     return config.model_copy(update={"env": config.env.model_copy(update=given)}) if given else config
+
+
+def _require_same_settings(config: RunConfig, settings: Mapping[str, Any]) -> None:
+    was = config.env.model_dump(mode="json")
+    for key, value in settings.items():
+        if key not in was or was[key] != value:
+            found = f"is {was[key]} in the run" if key in was else "is no setting of the run"
+            raise UserError(f"env: {key}={value} is given and {found}; only {', '.join(CONSTRUCTED)} can be given "
+                            f"anew: leave {key} out")
 
 
 def require_importable(config: RunConfig) -> None:
@@ -126,21 +137,24 @@ def require_importable(config: RunConfig) -> None:
 
 def assign_callbacks(config: RunConfig, callbacks: Sequence[Any],
                      elsewhere: bool = False) -> tuple[RunConfig, list[CheckedCallback]]:
-    """Callbacks for this process; if the learner is `elsewhere`, they are added to the config by name."""
+    """Callbacks for this process; if the learner is `elsewhere`, they are added to the config by name.
+
+    Those that the config has already, because it is that of a resumed run, are left out.
+    """
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise UserError("callbacks: must be a list, such as [MyCallback()]")
+    named = [(each if isinstance(each, str) else import_name(each), each) for each in callbacks]
+    new = [(name, callback) for name, callback in named if name not in config.callbacks]
     if not elsewhere:
-        return config, check_callbacks([load_attribute(each) if isinstance(each, str) else each for each in callbacks])
-    names = [each if isinstance(each, str) else import_name(each) for each in callbacks]
-    for name, callback in zip(names, callbacks, strict=True):
+        return config, check_callbacks([load_attribute(each) if isinstance(each, str) else each for _, each in new])
+    for name, callback in new:
         if name is None or name.startswith("__main__:"):
             what = getattr(callback, "__qualname__", type(callback).__qualname__)
             raise UserError(f"callbacks: {what} cannot be passed to the learner, which {config.process_settings()[0]} "
                             "starts as another process: put its class into a file, my_module.py, and pass the class or "
                             f"\"my_module:{what if what.isidentifier() else 'MyCallback'}\"; it is created there, "
                             "without arguments")
-    new = [name for name in names if name not in config.callbacks]  # a resumed run has them already
-    return config.model_copy(update={"callbacks": (*config.callbacks, *new)}), []
+    return config.model_copy(update={"callbacks": (*config.callbacks, *(name for name, _ in new))}), []
 
 
 def check_sinks(sinks: Sequence[Any]) -> list[Sink]:

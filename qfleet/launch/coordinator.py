@@ -21,6 +21,7 @@ from typing import Any
 from qfleet.core.clock import Schedule
 from qfleet.launch.run_request import RunRequest, shard_socket
 from qfleet.learner.learner import Diverged
+from qfleet.replay.view import ReplayView
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import StagingArea, unpack_state
 from qfleet.sync.gradient_sync import Solo
@@ -60,6 +61,7 @@ AGES = {"server/staleness_0": 1, "server/staleness_1": 2, "server/staleness_2_3"
         "server/staleness_8_15": 16, "server/staleness_16_31": 32, "server/staleness_32_up": 1 << 62}
 """Staleness histogram: upper bound of each bin."""
 
+NO_REPLAY = "run.replay is empty in a callback: with sync=server every learner has a replay of its own"
 
 Wait = Callable[[float], object]
 """Called with a number of seconds while a shard does not answer; may raise to give up."""
@@ -96,7 +98,8 @@ class Coordinator:
         self._evaluation_requested = False
         self.callbacks = CallbackWorker(
             hooks.callbacks, self.core.events,
-            RunControl(self.core, self.request_evaluation, self.checkpoints.request), self.checkpoints)
+            RunControl(self.core, self.request_evaluation, self.checkpoints.request,
+                       ReplayView(self.core.replay, NO_REPLAY)), self.checkpoints)
         self.core.meter.add_gauge(self._gauges)
         self.shard_clients = connect(self.acting.serve)
         self.evaluations = Schedule(plan.eval.period_steps, plan.eval.period_updates)

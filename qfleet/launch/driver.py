@@ -20,7 +20,6 @@ from typing import Any
 
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
-from qfleet.core.errors import ProcessFault
 from qfleet.launch.allreduce_run import rank_sync_builder
 from qfleet.launch.attempt import (
     EXIT_CODES,
@@ -261,7 +260,7 @@ class Driver:
             return replace(result, reason=reason, exit_code=EXIT_CODES[reason] if result.exit_code != 1 else 1)
         # Stopped before the learner started, or it died while saving.
         if failure is not None and failure.code not in SIGNALLED_EXIT_CODES and self.launcher.has_started():
-            raise ProcessFault(failure.text)
+            raise failure.error()
         checkpoint = Checkpoints(self.directory.checkpoints, self.config.checkpoint.keep).newest()
         step, updates = (checkpoint.manifest.step, checkpoint.manifest.updates) if checkpoint else (None, 0)
         reason = reason or "preempted"

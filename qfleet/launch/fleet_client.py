@@ -24,10 +24,11 @@ from qfleet.runconfig.auto import acting_precision
 from qfleet.runconfig.build import make_agent
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint_parts import unpack_state
-from qfleet.runs.find import refuse_imports
+from qfleet.runs.find import acting_part, refuse_imports
 from qfleet.training.loop import Worker, drive, idle
 from qfleet.transport.client import FleetConnection
 from qfleet.transport.fleet_pb2 import Welcome
+from qfleet.transport.registry import LEARNER
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class FleetClient:
         where = f"the config of the fleet at {endpoint.address}"
         config = parse_mapping(welcome.config_yaml, where)
         if not endpoint.trusted:
-            refuse_imports(config, f"the fleet at {endpoint.address}",
+            refuse_imports(config if role == LEARNER else acting_part(config), f"the fleet at {endpoint.address}",
                            "without TLS any member that knows the token could answer there")
         self.config = validate(RunConfig, config, where)
         self.spec = EnvSpec.from_json(json.loads(welcome.spec_json))

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from qfleet.core.env import EnvSpec
+from qfleet.core.errors import CallbackError
 from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import (
     FINAL_ERRORS,
@@ -24,7 +25,7 @@ from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import RunServing
 from qfleet.process.heartbeat import ORPHAN_GRACE_S, Heartbeat, heartbeat_thread
 from qfleet.process.restart_group import EXIT_PEER_LOST
-from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE
+from qfleet.process.supervisor import EXIT_CALLBACK_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoints
 from qfleet.sync.process_group import RankLost
@@ -40,7 +41,7 @@ def exit_code(work: Callable[[], int], report_error: Callable[[str], object]) ->
         return work()
     except FINAL_ERRORS as error:
         report_error(describe_final_error(error))
-        return EXIT_UNRECOVERABLE
+        return EXIT_CALLBACK_FAILED if isinstance(error, CallbackError) else EXIT_UNRECOVERABLE
     except RankLost as error:
         report_error(str(error))
         return EXIT_PEER_LOST

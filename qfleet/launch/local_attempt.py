@@ -20,12 +20,13 @@ from qfleet.launch.attempt import (
     open_for_resume,
     require_same_env,
 )
+from qfleet.launch.new_run import new_run
 from qfleet.launch.remote_evaluator import evaluator_process
 from qfleet.report.progress import ProgressView
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.run_config import RunConfig
-from qfleet.runs.directory import RunDirectory, default_name
+from qfleet.runs.directory import RunDirectory
 from qfleet.training.callbacks import CheckedCallback
 from qfleet.training.learner_core import Hooks
 from qfleet.training.learner_run import LearnerRun
@@ -63,21 +64,16 @@ class OpenedRun:
 
 
 def create(parts: LocalRunParts, provenance: Mapping[str, str], stack: ExitStack) -> OpenedRun:
-    """Create a run; the stack closes its environments and files and unlocks its directory."""
+    """Create a run; the stack closes its environments and files and unlocks or discards its directory."""
     env = _make_env(parts.config, stack)
     config = resolve_auto(parts.config, env.spec)
     source = initial_weights(config, env.spec)
-    directory = RunDirectory.create(config.run, default_name(config.env.id, config.agent.algo, config.seed))
-    stack.callback(directory.unlock)
-    try:
-        attempt = Attempt(config, env.spec, directory, parts.sinks, _builder(config, env, directory, stack),
-                          callbacks=parts.callbacks)
-        stack.callback(attempt.close)
-        unfit = attempt.load_initial_weights(source) if source else []
-        attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
-    except BaseException:
-        directory.discard()  # otherwise its name would stay taken by a run that never started
-        raise
+    directory = stack.enter_context(new_run(config))
+    attempt = Attempt(config, env.spec, directory, parts.sinks, _builder(config, env, directory, stack),
+                      callbacks=parts.callbacks)
+    stack.callback(attempt.close)
+    unfit = attempt.load_initial_weights(source) if source else []
+    attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
     return OpenedRun(config, directory, attempt)
 
 

@@ -20,7 +20,7 @@ from qfleet.launch.topology import Node, Role, count
 from qfleet.process.handle import ChildSpec, LocalProcess, ProcessHandle, child_environment
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
-from qfleet.runs.find import foreign_names
+from qfleet.runs.find import acting_part, foreign_names
 from qfleet.sync.process_group import network_interface
 from qfleet.transport.address import Address
 from qfleet.transport.security import write_token
@@ -86,7 +86,7 @@ class LocalLauncher:
             argv += ["--tls-ca", fleet.tls_cert]
         if fleet.tls_ca:
             argv += ["--tls-cert", "YOUR.pem", "--tls-key", "YOUR.key"]
-        foreign = foreign_names(self._config.model_dump(mode="json"))
+        foreign = foreign_names(acting_part(self._config.model_dump(mode="json")))
         if not fleet.tls_cert and not fleet.address.is_loopback and foreign:
             argv += ["--trust"]
         return [("join", shlex.join(argv))]

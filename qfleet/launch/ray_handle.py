@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qfleet.process.handle import ChildSpec, open_log, read_log_tail
-from qfleet.process.restart_group import FINAL_EXIT_CODES
-from qfleet.process.supervisor import EXIT_OK
+from qfleet.process.supervisor import EXIT_OK, FINAL_EXIT_CODES
 from qfleet.transport.ray_host import HostStatus
 
 POLL_S = 0.25

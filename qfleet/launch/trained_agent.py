@@ -117,13 +117,6 @@ class TrainedAgent:
         graph = PolicyGraph(policy.agent, policy.flat.net, self.spec, self.interpreter, policy.persistent())
         return write_policy(graph, out, format, self._description())
 
-    def _description(self) -> dict[str, Any]:
-        """Origin of the policy as JSON, for an exported file; paths and hosts are left out."""
-        manifest = None if self.checkpoint is None else self.checkpoint.manifest
-        origin = {} if manifest is None else {"run": manifest.run, "steps": manifest.step, "score": manifest.notes}
-        config = self.config.model_dump(mode="json", include={"agent", "env", "explore", "learner", "replay", "seed"})
-        return {"qfleet": __version__, "algo": self.config.agent.algo, "env": self.spec.to_json(), "config": config,
-                "updates": self.policy.version, **origin}
     def q_values(self, obs: Any) -> np.ndarray:
         """Values of all actions for one observation or for a batch: the next greedy `act` takes the largest.
 
@@ -163,6 +156,14 @@ class TrainedAgent:
         if found is not None:
             self.require_env(EnvSpec(self.spec.id, found.encoder.leaves, found.actions.n, box=found.actions.box))
         return found
+
+    def _description(self) -> dict[str, Any]:
+        """Origin of the policy as JSON, for an exported file; paths and hosts are left out."""
+        manifest = None if self.checkpoint is None else self.checkpoint.manifest
+        origin = {} if manifest is None else {"run": manifest.run, "steps": manifest.step, "score": manifest.notes}
+        config = self.config.model_dump(mode="json", include={"agent", "env", "explore", "learner", "replay", "seed"})
+        return {"qfleet": __version__, "algo": self.config.agent.algo, "env": self.spec.to_json(), "config": config,
+                "updates": self.policy.version, **origin}
 
     def _finite_leaves(self, obs: Any) -> tuple[Obs, bool]:
         leaves, single = self._leaves(obs)

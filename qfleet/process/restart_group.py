@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qfleet.process.handle import ProcessHandle
-from qfleet.process.supervisor import EXIT_OK, EXIT_UNRECOVERABLE, EXIT_USER_ERROR
+from qfleet.process.supervisor import EXIT_OK, FINAL_EXIT_CODES
 
-FINAL_EXIT_CODES = (EXIT_USER_ERROR, EXIT_UNRECOVERABLE)
 EXIT_PEER_LOST = 3
 """Exit code of a process that cannot continue because another one of its group was lost."""
 

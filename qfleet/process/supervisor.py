@@ -1,7 +1,7 @@
 """Supervisor of child processes: starts them, restarts those that die or hang, and fails when restarts do not help.
 
     waiting ──▶ running ──▶ exit 0: done, not restarted
-       ▲           │        exit 2 (user error) or 70 (unrecoverable): the supervisor fails
+       ▲           │        exit 2 (user error), 70 (unrecoverable) or 71 (a callback failed): the supervisor fails
        └── pause ──┴─────── any other exit, or no heartbeat in time: restart after 0.5, 1, 2 ... 30 s, or after 0.5 s
                             again if it had worked for a while; after `max_restarts` in a row without a healthy
                             instance between them the supervisor fails
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qfleet.core.errors import ProcessFault, UserError
+from qfleet.core.errors import CallbackError, ProcessFault, UserError
 from qfleet.process.handle import ChildSpec, LocalProcess, ProcessHandle
 from qfleet.process.heartbeat import ORPHAN_GRACE_S
 from qfleet.process.reaper import OrphanReaper
@@ -30,7 +30,10 @@ LAST_LINES = 40
 MESSAGE_LINES = 12
 """Most lines of an exception's message that are kept: nothing marks the last one."""
 
-EXIT_OK, EXIT_USER_ERROR, EXIT_UNRECOVERABLE, EXIT_NOT_STARTED = 0, 2, 70, 127
+EXIT_OK, EXIT_USER_ERROR, EXIT_UNRECOVERABLE, EXIT_CALLBACK_FAILED, EXIT_NOT_STARTED = 0, 2, 70, 71, 127
+FINAL_EXIT_CODES = (EXIT_USER_ERROR, EXIT_UNRECOVERABLE, EXIT_CALLBACK_FAILED)
+"""Exit codes of a process that failed for a reason that a restart would not cure."""
+
 VERDICTS = ("error: ", "errors:", "environment failed: ", "training failed: ")
 """First words of the message of a process that exits on purpose."""
 
@@ -59,9 +62,10 @@ class ChildFailure:
     code: int
     text: str
 
-    def error(self) -> UserError | ProcessFault:
+    def error(self) -> UserError | CallbackError | ProcessFault:
         """The failure as an exception."""
-        return UserError(self.text) if self.code == EXIT_USER_ERROR else ProcessFault(self.text)
+        kinds = {EXIT_USER_ERROR: UserError, EXIT_CALLBACK_FAILED: CallbackError}
+        return kinds.get(self.code, ProcessFault)(self.text)
 
 
 class ChildState:
@@ -276,7 +280,7 @@ class Supervisor:
             del self._states[name]
         elif code == EXIT_OK:
             state.finish()
-        elif code in (EXIT_USER_ERROR, EXIT_UNRECOVERABLE):
+        elif code in FINAL_EXIT_CODES:
             words = final_message(handle.log_tail())
             self._fail(name, code, f"{name} cannot continue:\n{words}\nIts log: {handle.log_path}")
         else:

@@ -10,10 +10,14 @@ from qfleet.replay.store import ReplayStore
 
 
 class ReplayView:
-    """Replay buffer of a run. Looking at it has no effect on the training."""
+    """Replay buffer of a run. Looking at it has no effect on the training.
 
-    def __init__(self, store: ReplayStore[Any]) -> None:
-        self._store = store
+    `empty` is the message of `sample` if there is nothing to sample.
+    """
+
+    def __init__(self, store: ReplayStore[Any],
+                 empty: str = "the replay holds no complete window yet: step the run further") -> None:
+        self._store, self._empty = store, empty
 
     def __len__(self) -> int:
         """Number of windows that can be sampled."""
@@ -39,7 +43,7 @@ class ReplayView:
             raise UserError(f"sample({n!r}): must be an integer of at least 1")
         found = self._store.peek(n)
         if found is None:
-            raise UserError("the replay holds no complete window yet: step the run further")
+            raise UserError(self._empty)
         return found
 
     def metrics(self) -> dict[str, float]:

@@ -28,6 +28,7 @@ from qfleet.config import (
     read_yaml,
     without,
 )
+from qfleet.config.objects import is_object
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
@@ -209,9 +210,12 @@ def names_env(name: str) -> bool:
 
 
 def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
-    """Recipe that suits an environment, by its id, else by its spec; None if the id is not enough."""
+    """Recipe that suits an environment, by its id, else by its spec; None if the id is not enough.
+
+    The name of an object says nothing: the environment may be wrapped in any way.
+    """
     for name in recipe_names():
-        if any(fnmatchcase(env_id, pattern) for pattern in _packaged(name).suits):
+        if not is_object(env_id) and any(fnmatchcase(env_id, pattern) for pattern in _packaged(name).suits):
             return name
     if spec is None:
         return None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from qfleet.config import parse_mapping, read_yaml
+from qfleet.config import parse_mapping, read_yaml, without
 from qfleet.config.objects import is_object, texts_of
 from qfleet.core.errors import UserError
 from qfleet.runs import hub
@@ -19,6 +20,10 @@ StrPath = str | Path
 
 HARMLESS = ("description", "device", "init_from", "run", "fleet")
 """Parts of a config that may contain a colon and are never imported: `cuda:0`, folders, ports, descriptions."""
+
+TRAINING_ONLY = ("callbacks", "sync", "launcher", "learner.optimizer", "learner.optimizer_options", "learner.schedule",
+                 "replay.store")
+"""Keys whose code a learner imports; one that acts or evaluates does not."""
 
 
 def find_checkpoint(path: StrPath, which: Which = "best", *, root: StrPath = "runs", trust: bool = False) -> Checkpoint:
@@ -33,7 +38,8 @@ def find_checkpoint(path: StrPath, which: Which = "best", *, root: StrPath = "ru
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
     if not (trust or RunDirectory(checkpoint.path.resolve().parent.parent).created_here()):
         config = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
-        refuse_imports(config, f"checkpoint {checkpoint.path}", "it is not part of a run created here by you")
+        refuse_imports(acting_part(config), f"checkpoint {checkpoint.path}",
+                       "it is not part of a run created here by you")
     return checkpoint
 
 
@@ -69,6 +75,11 @@ def refuse_imports(config: Mapping[str, Any], what: str, why: str) -> None:
     if names := foreign_names(config):
         raise UserError(f"{what} imports {', '.join(names)}, and {why}; if you trust it, pass --trust "
                         "(in Python: trust=True)")
+
+
+def acting_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config without the code that only a learner imports."""
+    return reduce(without, TRAINING_ONLY, config)
 
 
 def foreign_names(config: Mapping[str, Any]) -> list[str]:

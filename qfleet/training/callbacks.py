@@ -93,16 +93,17 @@ class RunControl:
     Attributes:
         total_steps: Length of the run in environment steps.
         directory: Run directory.
-        replay: Replay buffer; `replay.sample(8)` has no effect on the training.
+        replay: Replay buffer; `replay.sample(8)` has no effect on the training. With sync=allreduce it is that of
+            rank 0, and with sync=server it is empty: every learner has its own.
     """
 
     def __init__(self, core: LearnerCore, request_evaluation: Callable[[], None],
-                 request_checkpoint: Callable[[], None]) -> None:
+                 request_checkpoint: Callable[[], None], replay: ReplayView | None = None) -> None:
         self._core = core
         self._request_evaluation, self._request_checkpoint = request_evaluation, request_checkpoint
         self.total_steps = core.plan.total_steps
         self.directory = core.hooks.directory
-        self.replay = ReplayView(core.replay)
+        self.replay = ReplayView(core.replay) if replay is None else replay
 
     @property
     def steps(self) -> int:
@@ -131,7 +132,10 @@ class RunControl:
 
     @property
     def network(self) -> nn.Module:
-        """The learner's network. It is being trained: copy its weights to keep them."""
+        """The learner's network. It is being trained: copy its weights to keep them.
+
+        With sync=server it has the weights of the last evaluation or checkpoint.
+        """
         return self._core.learner.flat.net
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -188,18 +192,16 @@ class CheckedCallback:
     hooks: Mapping[str, Callable[..., object]]
 
 
-def check_callbacks(callbacks: Any, create: bool = True) -> list[CheckedCallback]:
+def check_callbacks(callbacks: Sequence[Any], create: bool = True) -> list[CheckedCallback]:
     """Check callbacks before training starts, so that none fails in the middle of it.
 
     Args:
-        callbacks: A list of objects, or of classes that are called without arguments.
+        callbacks: Objects, or classes that are called without arguments.
         create: Create the objects of classes. Without, the result is only a check, for another process that trains.
 
     Raises:
         UserError: A callback cannot be called.
     """
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise UserError("callbacks: must be a list, such as [MyCallback()]")
     return [_checked(each, create) for each in callbacks]
 
 

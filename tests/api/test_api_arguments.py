@@ -90,6 +90,13 @@ def test_a_sink_that_cannot_be_used_is_refused_before_anything_is_trained(sinks,
             call()
 
 
+@pytest.mark.parametrize("callbacks", [qfleet.Callback(), "m:Diary"])
+@pytest.mark.parametrize("elsewhere", [[], ["actors=1"]])
+def test_a_single_callback_is_refused(callbacks, elsewhere):
+    with pytest.raises(UserError, match=r"callbacks: must be a list, such as \[MyCallback\(\)\]"):
+        qfleet.train("catch", elsewhere, callbacks=callbacks)
+
+
 def test_a_plain_function_is_a_sink():
     seen = []
     sink = as_sink(seen.append)

@@ -203,6 +203,15 @@ def test_nested_settings_can_hold_an_environment():
     assert config_of({"env": "CartPole-v1", "extends": "vector"}).env.id == "CartPole-v1"
 
 
+@pytest.mark.parametrize("name", ["PongNoFrameskip-v4", "BreakoutDeterministic-v4", "CartPole-v1"])
+def test_the_recipe_of_an_object_depends_on_its_spaces_not_on_its_name(name, monkeypatch):
+    mine = Grid()
+    monkeypatch.setattr(Grid, "spec", gymnasium.envs.registration.EnvSpec(name, f"{HERE}:Grid"))
+    config = config_of(mine)
+    assert config.env.id.endswith(f":{name}") and (config.env.stack, config.env.protocol) == (None, None)
+    assert config.model_copy(update={"env": None}) == config_of(lambda: Grid()).model_copy(update={"env": None})
+
+
 def test_a_vector_environment_sets_the_lanes_of_training_and_evaluation():
     vector = SyncVectorEnv([Grid] * 3)
     config = config_of(vector)
@@ -347,6 +356,17 @@ def test_a_run_keeps_an_environment_that_has_a_name():
         with pytest.raises(UserError, match=r"env\.(id|wrappers) of the run is (CartPole-v1|empty), which needs no"):
             with_env(config, **arguments)
     assert with_env(config, "CartPole-v1", []) == config == with_env(config)
+
+
+def test_other_settings_of_an_environment_are_not_given_anew():
+    given = {"id": Grid(2), "lanes": 3, "info_metrics": ["cost"]}
+    config = config_of(env=given)
+    assert with_env(config, given) == config
+    assert with_env(config, {"id": SyncVectorEnv([Grid] * 8), "lanes": 3}).env.lanes == 3
+    for settings, message in (({"lanes": 2}, "env: lanes=2 is given and is 3 in the run; only id, kwargs, wrappers"),
+                              ({"lains": 2}, "lains=2 is given and is no setting of the run; only .*: leave lains")):
+        with pytest.raises(UserError, match=message):
+            with_env(config, {"id": Grid(2), **settings})
 
 
 def test_runs_of_several_programs_are_seeds_of_one_group(tmp_path):

@@ -119,7 +119,7 @@ def test_the_last_value_counts_even_if_a_later_step_lacks_it():
 def test_what_is_no_number_is_an_error_with_the_value(value, shown):
     with pytest.raises(UserError) as error:
         episodes([{"success": value}], ["success"])
-    assert f"env.info_metrics: info['success'] is {shown}, which is no finite number" in str(error.value)
+    assert f"env.info_metrics: info['success'] is {shown}, which is not a finite number" in str(error.value)
 
 
 @pytest.mark.parametrize(("metric", "info", "words"), [

@@ -104,6 +104,18 @@ def test_gymnasiums_statistics_of_episodes_are_metrics():
     np.testing.assert_allclose(*zip(*found, strict=True), rtol=1e-5)
 
 
+def test_a_key_of_info_may_begin_with_an_underscore():
+    class Hidden(kit.Walk):
+        def step(self, action):
+            *rest, info = super().step(action)
+            return *rest, info | {"_price": info["cost"]}
+
+    metrics = ["sum(_price)", "_price"]
+    rows = roll(lanes_of(lambda num_envs: SyncVectorEnv([Hidden] * num_envs), info_metrics=metrics))
+    assert_equal(roll(lanes_of(Hidden, info_metrics=metrics)), rows)
+    assert {name for row in rows[1:] for info in row.info.values() for name in info} == {"_price_sum", "_price"}
+
+
 def test_the_info_of_the_last_step_is_that_of_the_environment():
     plain, vector = roll(lanes_of(kit.Walk)), roll(lanes_of(kit.sync))
     for one, other in zip(plain[1:], vector[1:], strict=True):

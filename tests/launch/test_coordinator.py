@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qfleet.config import to_yaml
+from qfleet.core.errors import UserError
 from qfleet.core.evaluation import Score
 from qfleet.launch.coordinator import Coordinator
 from qfleet.launch.shard_node import ShardSnapshotter
@@ -289,3 +290,10 @@ def test_a_shard_whose_weights_are_not_finite_keeps_the_copy_before():
             shard.weights.fill_(float("inf"))
     copier.step()
     assert [state.version for state in kept] == [2, 4]
+
+
+def test_callbacks_are_told_that_the_replay_is_elsewhere(tmp_path):
+    replay = World(tmp_path).bureau.callbacks.control.replay
+    assert len(replay) == 0
+    with pytest.raises(UserError, match=r"run\.replay is empty in a callback: with sync=server every learner has a"):
+        replay.sample(8)

@@ -9,7 +9,7 @@ from qfleet.core.errors import CallbackError
 from qfleet.launch import learner_node, rank_node
 from qfleet.launch.attempt import describe_final_error
 from qfleet.launch.run_request import RunRequest
-from qfleet.process.supervisor import EXIT_UNRECOVERABLE
+from qfleet.process.supervisor import EXIT_CALLBACK_FAILED
 
 
 def failed_callback():
@@ -33,14 +33,14 @@ def failing(monkeypatch):
 
 def test_a_learner_whose_callback_failed_is_not_restarted(failing, tmp_path, caplog):
     RunRequest(str(tmp_path), {}, {}).write(tmp_path)
-    assert learner_node.run_learner(tmp_path) == EXIT_UNRECOVERABLE
+    assert learner_node.run_learner(tmp_path) == EXIT_CALLBACK_FAILED
     assert caplog.messages[-1] == "training failed: callback Mine.on_step raised ValueError: out of luck"
 
 
 def test_a_rank_whose_callback_failed_is_not_restarted(failing, tmp_path):
     reports = []
     request = RunRequest(str(tmp_path), {}, {})
-    assert rank_node.serve_rank(request, SimpleNamespace(rank=0), None, None, reports.append) == EXIT_UNRECOVERABLE
+    assert rank_node.serve_rank(request, SimpleNamespace(rank=0), None, None, reports.append) == EXIT_CALLBACK_FAILED
     assert reports == ["training failed: callback Mine.on_step raised ValueError: out of luck"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qfleet.core.errors import ProcessFault, RunLost, UserError
+from qfleet.core.errors import CallbackError, ProcessFault, RunLost, UserError
 from qfleet.launch.learner_main import exit_code
 from qfleet.learner.learner import Diverged
 from qfleet.process.restart_group import EXIT_PEER_LOST
@@ -37,6 +37,7 @@ def test_a_learner_that_ends_well_returns_its_own_code():
     assert [exit_code(lambda code=code: code, pytest.fail) for code in (0, 75)] == [0, 75]
 
 
-@pytest.mark.parametrize(("code", "kind"), [(2, UserError), (1, ProcessFault), (70, ProcessFault), (-9, ProcessFault)])
-def test_a_childs_failure_is_the_users_mistake_only_with_its_code(code, kind):
+@pytest.mark.parametrize(("code", "kind"), [
+    (2, UserError), (1, ProcessFault), (70, ProcessFault), (71, CallbackError), (-9, ProcessFault)])
+def test_a_childs_failure_is_raised_as_the_error_that_its_code_stands_for(code, kind):
     assert type(ChildFailure("a", code, "text").error()) is kind

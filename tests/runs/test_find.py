@@ -1,8 +1,11 @@
 """Which texts of a config may name code that a foreign run would import."""
 
+from operator import attrgetter
+
 import pytest
 
-from qfleet.runs.find import foreign_names
+from qfleet.runconfig.resolution import resolve
+from qfleet.runs.find import TRAINING_ONLY, acting_part, foreign_names
 
 
 @pytest.mark.parametrize(("config", "found"), [
@@ -16,3 +19,10 @@ from qfleet.runs.find import foreign_names
 ])
 def test_optimizers_of_torch_are_not_foreign_code(config, found):
     assert foreign_names(config) == found
+
+
+def test_what_acting_imports_is_all_but_the_keys_of_training():
+    config = {"callbacks": ["mine:C"], "sync": "mine:S", "env": {"id": "mine:E"}, "replay": {"store": "mine:R"},
+              "learner": {"schedule": "mine:L"}, "agent": {"torso": "mine:T"}}
+    assert foreign_names(acting_part(config)) == ["mine:E", "mine:T"] and len(foreign_names(config)) == 6
+    attrgetter(*TRAINING_ONLY)(resolve("cartpole").config)  # raises for a key that does not exist

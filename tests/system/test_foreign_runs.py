@@ -169,6 +169,24 @@ def test_a_strangers_checkpoint_imports_nothing_unasked(copy, what, capsys):
     assert not Path("imported").exists()
 
 
+def test_code_that_only_training_imports_needs_no_trust_to_play(copy, capsys):
+    def change(config):
+        config.update(callbacks=["absent:A"], sync="absent:B", launcher="absent:C")
+        config["learner"].update(optimizer="absent:D", optimizer_options={"rule": "absent:E"}, schedule="absent:F",
+                                 schedule_updates=10)
+        del config["learner"]["optimizer_eps"]
+        config["replay"].update(store="absent:G")
+
+    path = strange(copy, "sent", change)
+    assert code_of("eval", path, "--episodes", 1) == 0, capsys.readouterr().err
+    assert code_of("record", path, "--gif", "--out", "x.gif") == 0, capsys.readouterr().err
+    assert api.load(path).config.callbacks == ("absent:A",)
+    assert api.export(path, "policy.pt").exists()
+    (copy / "config.yaml").write_text((path / "config.yaml").read_text())
+    with pytest.raises(UserError, match=r"run .* imports absent:A, .*absent:B, and it was not created here by you"):
+        api.resume("x")
+
+
 def test_with_trust_it_is_played_and_exported(copy, capsys):
     Path("strange_env.py").write_text(ENV)
     path = strange(copy, "sent", NAMED["env"])

@@ -20,7 +20,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("topology", [[], ["env.isolate=true"], ["actors=2"], ["learners=2", "sync=allreduce"]],
+@pytest.mark.parametrize("topology", [[], ["env.isolate=true"], ["actors=2"], ["learners=2", "sync=allreduce"],
+                                      ["learners=2", "sync=server", "actors=2", "parameter_server.shards=1"]],
                          ids=lambda words: " ".join(words) or "one process")
 def test_they_are_averaged_and_logged_wherever_the_roles_live(topology):
     result = train("info_envs:Told", *SHORT, METRICS, *topology)
@@ -50,7 +51,7 @@ def test_an_evaluation_has_them_too_and_without_them_nothing_changes():
 
 def test_a_value_that_is_no_number_ends_a_run_with_the_value():
     Path("odd.py").write_text(ODD)
-    with pytest.raises(UserError, match=r"info\['success'\] is 'yes', which is no finite number"):
+    with pytest.raises(UserError, match=r"info\['success'\] is 'yes', which is not a finite number"):
         train("odd:Odd", *SHORT, "env.info_metrics=[success]", "env.isolate=true")
 
 

@@ -10,7 +10,7 @@ import pytest
 from fleet_runs import PATHS, SMALL
 from real_runs import newest, qfleet, records
 
-from qfleet import UserError, api
+from qfleet import CallbackError, UserError, api
 from qfleet.launch.arguments import assign_callbacks
 from qfleet.runconfig.resolution import resolve
 
@@ -47,7 +47,7 @@ def test_callbacks_run_in_the_learners_process(kind, tmp_path, monkeypatch):
     assert len(checkpoints) >= 2 and checkpoints[-1][2] == newest(result.directory).path.name
 
 
-def test_an_exception_in_a_callback_ends_the_run_once_with_a_checkpoint(tmp_path):
+def test_an_exception_in_a_callback_ends_the_run_once_with_a_checkpoint(tmp_path, monkeypatch):
     """The learner is not restarted: the callback would fail again."""
     done = qfleet("train", "cartpole", *LONG, *RUNS["actors"], "callbacks=[process_callbacks:Broken]", "--quiet",
                   cwd=tmp_path, PYTHONPATH=PATHS)
@@ -58,12 +58,19 @@ def test_an_exception_in_a_callback_ends_the_run_once_with_a_checkpoint(tmp_path
     assert newest(run).manifest.updates > 20
     log = "".join(path.read_text() for path in (run / "logs").glob("learner*.log"))
     assert 'raise ValueError("out of luck")' in log and "start 2" not in log
+    monkeypatch.setenv("PYTHONPATH", PATHS)
+    with pytest.raises(CallbackError, match=r"callback Broken.on_step \(.* raised ValueError: out of luck"):
+        api.resume(run)
 
 
 def test_a_resumed_run_does_not_get_the_callbacks_of_its_configuration_twice():
     config = resolve("cartpole", [*LONG, "actors=2", "callbacks=[process_callbacks:Broken]"]).config
     changed, here = assign_callbacks(config, [process_callbacks.Broken, process_callbacks.Diary], elsewhere=True)
     assert changed.callbacks == ("process_callbacks:Broken", "process_callbacks:Diary") and here == []
+    mine = process_callbacks.Broken()
+    for again in (process_callbacks.Broken, "process_callbacks:Broken"):  # resumed with actors=0
+        same, here = assign_callbacks(config, [again, process_callbacks.Diary, mine])
+        assert same is config and [each.name for each in here] == ["Diary", "Broken"]
 
 
 @pytest.mark.parametrize(("callback", "message"), [

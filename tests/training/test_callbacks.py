@@ -263,7 +263,6 @@ class Created:
 
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize(("given", "message"), [
-    (Diary(), r"must be a list, such as \[MyCallback\(\)\]"), ("m:Diary", "must be a list"),
     ([NeedsArgument], r"NeedsArgument cannot be created without arguments .*pass an instance, NeedsArgument\(...\)"),
     ([Misspelt()], "Misspelt has a method on_episod, which nothing calls: did you mean on_episode"),
     ([Misspelt], "did you mean on_episode"),
