@@ -297,19 +297,11 @@ class EvaluatorMember(NoEvaluator):
 
     def __init__(self, acting: RemoteActors) -> None:
         self._acting = acting
-        self._requested: int | None = None  # version of the weights that a requested evaluation waits for
 
     def request(self) -> None:
         """Publish the newest weights and ask the member to evaluate them."""
         self._acting.core.learner.publish()
-        self._requested = self._acting.published.weights.version
-        self._acting.published.request_evaluation(True)
-
-    def step(self) -> bool:
-        if self._requested is not None and self._acting.message_handler.evaluated_version >= self._requested:
-            self._requested = None
-            self._acting.published.request_evaluation(False)
-        return False
+        self._acting.published.request_evaluation()
 
     def evaluate(self) -> None:
         """Wait until the published weights are evaluated."""
