@@ -170,7 +170,8 @@ class Run:
     def stop(self) -> TrainResult:
         """End the run now: save a checkpoint and close. `resume` continues it.
 
-        With `run.exact_resume` the last scheduled checkpoint is kept as the newest one, if there is one.
+        With `run.exact_resume` the last scheduled checkpoint is kept as the newest one, if there is one and no other
+        was written since.
 
         Returns:
             The result of the run, as for `train`.

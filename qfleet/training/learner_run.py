@@ -58,8 +58,8 @@ class Acting(Protocol):
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Load the state, after replay and learner; False if it is that of other actors, which start anew."""
 
-    def finish_restore(self, state: Mapping[str, Any]) -> None:
-        """Last step of a restore."""
+    def finish_restore(self, state: Mapping[str, Any]) -> bool:
+        """Last step of a restore; True if the run continues exactly."""
 
 
 class RunSetup(Protocol):
@@ -148,7 +148,7 @@ class LearnerRun:
                 core.learner.publish()
                 self.evaluator.evaluate()
             # With exact_resume, the run resumes from the last scheduled checkpoint: only that is an episode boundary.
-            resumes_exactly = self.plan.exact_resume and stop.is_early and self.checkpoints.saved_at
+            resumes_exactly = self.plan.exact_resume and stop.is_early and self.checkpoints.is_scheduled
             if not resumes_exactly or self.checkpoints.requested:
                 self.checkpoints.save(self)
             reason = stop.reason or "total_steps"
@@ -177,6 +177,5 @@ class LearnerRun:
             self.evaluator.load_state_dict(state["evaluator"])
         else:
             self.evaluator.resume()
-        self.checkpoints.resume()
         self.core.finish_restore(state)
-        self.acting.finish_restore(state)
+        self.checkpoints.resume(was_scheduled=self.acting.finish_restore(state))

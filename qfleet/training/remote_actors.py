@@ -254,9 +254,10 @@ class RemoteActors:
             self.registry.load_state_dict(state["actor_registry"])
         return False
 
-    def finish_restore(self, state: Mapping[str, Any]) -> None:
+    def finish_restore(self, state: Mapping[str, Any]) -> bool:
         self.core.republish()
         self.published.update_progress(*self.core.progress(), "starting")  # before the first member registers
+        return False
 
     def _write_members(self) -> None:
         """Write the list of members every `MEMBERS_PERIOD_S`, for `qfleet top`."""
