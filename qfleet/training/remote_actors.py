@@ -83,6 +83,7 @@ class MessageHandler:
         self.closing = False
         self.evaluated_version = -1
         self.member_steps: Counter[int] = Counter()  # environment steps by sender
+        self._tags: set[str] = set()  # of metrics and counters; bounded: members choose them
         self._held_since: float | None = None
         # An actor blocks with two chunks per lane unconfirmed; `inbox.steps` is an eighth of a chunk per lane.
         self._max_steps = min(MAX_STEPS, max(MIN_STEP_LIMIT, 64 * inbox.steps))
@@ -143,9 +144,10 @@ class MessageHandler:
         self.handlers.take_metrics(index, {tag: total / max(1, count)
                                             for tag, (total, count) in decoded.metrics.items()})
         for tag, (total, count) in decoded.metrics.items():
-            meter.add(tag, total, count)
+            if self._accepts(tag):
+                meter.add(tag, total, count)
         for tag, by in decoded.counters.items():
-            if tag in meter.counters or len(meter.counters) < MAX_TAGS:  # bounded: members choose the tags
+            if self._accepts(tag):
                 meter.count(tag, by)
         if decoded.member_state:
             self.registry.set_member_state(index, decoded.member_state)
@@ -156,6 +158,11 @@ class MessageHandler:
                 continue  # from before a restart: this learner has not reached that update again
             self.core.record_evaluation(score, weights)
             self.evaluated_version = score.version
+
+    def _accepts(self, tag: str) -> bool:
+        if len(self._tags) < MAX_TAGS:
+            self._tags.add(tag)
+        return tag in self._tags
 
 
 @dataclass(frozen=True)
