@@ -331,6 +331,8 @@ class Run:
             self._resources = stack.pop_all()
         self.config, self.directory = opened.config, opened.directory.path
         self._attempt, self._result = opened.attempt, opened.result
+        if self._attempt is not None:
+            self._attempt.run.stop_clocks()
 
     def _begin(self) -> None:
         if not self._begun:

@@ -146,6 +146,16 @@ def test_a_run_shows_its_state():
         assert (result.episodes, result.checkpoint) == (3, None) and run.best is None
 
 
+def test_time_between_two_calls_is_not_training_time():
+    with new_run(DQN, "total_steps=100") as run:
+        meter = run._core.meter
+        assert (before := meter.seconds) == meter.seconds, "not since it was created either"
+        run.step(20)
+        assert before < (after := meter.seconds) == meter.seconds
+        run.stop()
+    assert after < meter.seconds == meter.seconds
+
+
 def test_q_values_are_those_that_acting_compares():
     with new_run(DQN, "total_steps=200") as run:
         run.step(200)
