@@ -30,14 +30,7 @@ from qfleet.training.callbacks import CallbackWorker, RunControl
 from qfleet.training.checkpointer import CheckpointWriter, ScheduledSaving, Snapshot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
 from qfleet.training.loop import TrainingPlan, drive
-from qfleet.training.remote_actors import (
-    ACTORS,
-    EvaluatorMember,
-    MemberHandlers,
-    RemoteActors,
-    RemoteActorsSetup,
-    merge_actor_metrics,
-)
+from qfleet.training.remote_actors import ACTORS, MemberHandlers, RemoteActors, RemoteActorsSetup, merge_actor_metrics
 from qfleet.training.replica import PER_RANK_KEYS, per_rank_states, saved_steps, segments_by_rank
 from qfleet.training.timers import TimeShares
 from qfleet.transport.address import socket_address
@@ -94,7 +87,6 @@ class Coordinator:
         self.acting = RemoteActors(setup, self.core, TimeShares(), MemberHandlers(
             self._take_part, self._take_metrics, self._publish_member_steps))
         self.checkpoints = CheckpointWriter(plan.checkpoint, self.core.progress, self.core.meter)
-        self.evaluator = EvaluatorMember(self.acting)
         self._evaluation_requested = False
         self.callbacks = CallbackWorker(
             hooks.callbacks, self.core.events,
@@ -119,8 +111,8 @@ class Coordinator:
         self._load()
         self.callbacks.start()
         try:
-            drive([acting.message_handler, self, core.meter, self.evaluator, ScheduledSaving(self.checkpoints, self),
-                   self.callbacks], stop, acting.serve)
+            drive([acting.message_handler, self, core.meter, ScheduledSaving(self.checkpoints, self), self.callbacks],
+                  stop, acting.serve)
             self._ending = True
             if stop.reason in ("total_steps", "total_updates"):
                 self._gather()
@@ -158,7 +150,7 @@ class Coordinator:
             learner.publish()
             if self._evaluation_requested:
                 self._evaluation_requested = False
-                self.evaluator.request()
+                self.setup.published.request_evaluation()
         return False
 
     def request_evaluation(self) -> None:

@@ -68,7 +68,7 @@ class EvaluateOnPublish:
 
 
 class RequestedEvaluation:
-    """Evaluates once when the learner asks for it: at the end of the run, or for a callback.
+    """Evaluates the version that the learner asks for, or a newer one: at the end of the run, or for a callback.
 
     A resumed learner has other weights under the same version numbers, and has received no evaluation of them.
     """
@@ -76,16 +76,12 @@ class RequestedEvaluation:
     def __init__(self, connection: FleetConnection, evaluator: Evaluator) -> None:
         self.connection, self.evaluator = connection, evaluator
         self.epoch = connection.welcome.epoch
-        self.done = False
 
     def step(self) -> bool:
         if self.epoch != self.connection.welcome.epoch:
-            self.epoch, self.done = self.connection.welcome.epoch, False
+            self.epoch = self.connection.welcome.epoch
             self.evaluator.restart()
-        if not self.connection.evaluation_wanted:
-            self.done = False
-        if not self.connection.evaluation_wanted or self.done:
+        if self.evaluator.evaluated_version >= self.connection.wanted_version:
             return False
         self.evaluator.evaluate()
-        self.done = self.evaluator.evaluated_version >= self.connection.newest_version
         return True

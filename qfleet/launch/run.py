@@ -170,7 +170,8 @@ class Run:
     def stop(self) -> TrainResult:
         """End the run now: save a checkpoint and close. `resume` continues it.
 
-        With `run.exact_resume` the last scheduled checkpoint is kept as the newest one, if there is one.
+        With `run.exact_resume` the last scheduled checkpoint is kept as the newest one, if there is one and no other
+        was written since.
 
         Returns:
             The result of the run, as for `train`.
@@ -331,6 +332,8 @@ class Run:
         self._torch = building.with_threads(opened.config.run.threads or 1)
         self.config, self.directory = opened.config, opened.directory.path
         self._attempt, self._result = opened.attempt, opened.result
+        if self._attempt is not None:
+            self._attempt.run.stop_clocks()
 
     def _begin(self) -> None:
         if not self._begun:

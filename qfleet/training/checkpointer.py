@@ -65,6 +65,7 @@ class CheckpointWriter:
         self.failed = False
         self.saved_at: Progress | None = None
         self.saved_path: Path | None = None
+        self.is_scheduled = False  # the newest checkpoint: of the others, none is an episode boundary
         self.requested = False
 
     def request(self) -> None:
@@ -73,15 +74,16 @@ class CheckpointWriter:
 
     def save_if_due(self, source: CheckpointSource) -> bool:
         """Save if a checkpoint is due; returns whether it was."""
-        if self.schedule.due(self.progress()):
+        scheduled = self.schedule.due(self.progress())
+        if scheduled:
             source.before_checkpoint(self.schedule.index)
         elif not self.requested:
             return False
         self.requested = False
-        self.save(source)
+        self.save(source, scheduled)
         return True
 
-    def save(self, source: CheckpointSource) -> None:
+    def save(self, source: CheckpointSource, scheduled: bool = False) -> None:
         """Save now, unless the last checkpoint is from the same step and update."""
         if self.saved_at == self.progress():
             return
@@ -96,12 +98,12 @@ class CheckpointWriter:
                         self.progress().steps, error, earlier)
             return
         self.failed = False
-        self.saved_at = self.progress()
+        self.saved_at, self.is_scheduled = self.progress(), scheduled
 
-    def resume(self) -> None:
+    def resume(self, was_scheduled: bool = False) -> None:
         """Continue the schedule after a checkpoint was loaded."""
         self.schedule.resume(self.progress())
-        self.saved_at = self.progress()
+        self.saved_at, self.is_scheduled = self.progress(), was_scheduled
 
 
 class ScheduledSaving:

@@ -5,7 +5,8 @@ Where the actors run is decided by the `RunSetup`: in this process (`ActingSetup
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,8 +59,8 @@ class Acting(Protocol):
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Load the state, after replay and learner; False if it is that of other actors, which start anew."""
 
-    def finish_restore(self, state: Mapping[str, Any]) -> None:
-        """Last step of a restore."""
+    def finish_restore(self, state: Mapping[str, Any]) -> bool:
+        """Last step of a restore; True if the run continues exactly."""
 
 
 class RunSetup(Protocol):
@@ -132,14 +133,33 @@ class LearnerRun:
     def advance(self, pause: Callable[[], bool]) -> None:
         """Run whole rounds of the loop until the run ends, or until `pause()` is true after a round."""
         stop = self.core.stop
-        try:
-            drive(self._round, lambda: stop() or pause(), self.acting.serve)
-        except BaseException:
-            self.core.meter.finish()
-            raise
+        with self._clocks():
+            try:
+                drive(self._round, lambda: stop() or pause(), self.acting.serve)
+            except BaseException:
+                self.core.meter.finish()
+                raise
 
     def finish(self) -> str:
         """Evaluate and save after the last round; returns the stop reason."""
+        with self._clocks():
+            return self._finish()
+
+    def stop_clocks(self) -> None:
+        """Count no time until the next round: the caller does something else."""
+        self.core.meter.stop_clock()
+        self.shares.stop_clock()
+
+    @contextmanager
+    def _clocks(self) -> Iterator[None]:
+        self.core.meter.start_clock()
+        self.shares.start_clock()
+        try:
+            yield
+        finally:
+            self.stop_clocks()
+
+    def _finish(self) -> str:
         core, stop = self.core, self.core.stop
         try:
             at_end = stop.reason in ("total_steps", "total_updates")
@@ -148,7 +168,7 @@ class LearnerRun:
                 core.learner.publish()
                 self.evaluator.evaluate()
             # With exact_resume, the run resumes from the last scheduled checkpoint: only that is an episode boundary.
-            resumes_exactly = self.plan.exact_resume and stop.is_early and self.checkpoints.saved_at
+            resumes_exactly = self.plan.exact_resume and stop.is_early and self.checkpoints.is_scheduled
             if not resumes_exactly or self.checkpoints.requested:
                 self.checkpoints.save(self)
             reason = stop.reason or "total_steps"
@@ -177,6 +197,5 @@ class LearnerRun:
             self.evaluator.load_state_dict(state["evaluator"])
         else:
             self.evaluator.resume()
-        self.checkpoints.resume()
         self.core.finish_restore(state)
-        self.acting.finish_restore(state)
+        self.checkpoints.resume(was_scheduled=self.acting.finish_restore(state))

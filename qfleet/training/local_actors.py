@@ -140,10 +140,11 @@ class LocalActors:
             actor.load_state_dict(actor_state)
         return True
 
-    def finish_restore(self, state: Mapping[str, Any]) -> None:
+    def finish_restore(self, state: Mapping[str, Any]) -> bool:
         saved = state.get("actors", [])
         exact = len(saved) == len(self.actors) and all(actor_state["fresh"] for actor_state in saved)
         self._seed_key = tuple(state["begin"]) if exact else ("resume", self.core.progress().steps)
+        return exact
 
     def seeds(self) -> list[list[int]]:
         """Lane seeds of every actor."""

@@ -96,7 +96,8 @@ class Meter:
         self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
         self._sums: dict[str, tuple[float, int]] = {}
         self._logged = False  # since the last record
-        self._elapsed, self._since = 0.0, time.monotonic()
+        self._elapsed = 0.0
+        self._since: float | None = time.monotonic()  # None while the clock is stopped
         self._rates_since = (0.0, Progress(0, 0))
         self._emitted: tuple[Progress, dict[str, int]] = (Progress(0, 0), {})
         self._drained: tuple[int, dict[str, int]] = (0, {})
@@ -106,7 +107,16 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        return self._elapsed + time.monotonic() - self._since
+        """Training time over all attempts, while the clock was not stopped."""
+        return self._elapsed + (0.0 if self._since is None else time.monotonic() - self._since)
+
+    def stop_clock(self) -> None:
+        """Count no time until `start_clock`: the caller of a run does something else."""
+        self._elapsed, self._since = self.seconds, None
+
+    def start_clock(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
 
     @property
     def recent_return(self) -> float | None:
@@ -221,7 +231,8 @@ class Meter:
         self.episodes = state["episodes"]
         self.counters.update(state["counters"])
         self._recent.extend(Episode(reward, length) for reward, length in state["recent"])
-        self._elapsed, self._since = state["seconds"], time.monotonic()
+        self._elapsed = state["seconds"]
+        self._since = None if self._since is None else time.monotonic()
         self._drained = (self.episodes, dict(self.counters))
         self._rates_since = (state["seconds"], self.progress())
         self.schedule.resume(self.progress())

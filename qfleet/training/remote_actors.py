@@ -83,6 +83,7 @@ class MessageHandler:
         self.closing = False
         self.evaluated_version = -1
         self.member_steps: Counter[int] = Counter()  # environment steps by sender
+        self._tags: set[str] = set()  # of metrics and counters; bounded: members choose them
         self._held_since: float | None = None
         # An actor blocks with two chunks per lane unconfirmed; `inbox.steps` is an eighth of a chunk per lane.
         self._max_steps = min(MAX_STEPS, max(MIN_STEP_LIMIT, 64 * inbox.steps))
@@ -143,9 +144,10 @@ class MessageHandler:
         self.handlers.take_metrics(index, {tag: total / max(1, count)
                                             for tag, (total, count) in decoded.metrics.items()})
         for tag, (total, count) in decoded.metrics.items():
-            meter.add(tag, total, count)
+            if self._accepts(tag):
+                meter.add(tag, total, count)
         for tag, by in decoded.counters.items():
-            if tag in meter.counters or len(meter.counters) < MAX_TAGS:  # bounded: members choose the tags
+            if self._accepts(tag):
                 meter.count(tag, by)
         if decoded.member_state:
             self.registry.set_member_state(index, decoded.member_state)
@@ -156,6 +158,11 @@ class MessageHandler:
                 continue  # from before a restart: this learner has not reached that update again
             self.core.record_evaluation(score, weights)
             self.evaluated_version = score.version
+
+    def _accepts(self, tag: str) -> bool:
+        if len(self._tags) < MAX_TAGS:
+            self._tags.add(tag)
+        return tag in self._tags
 
 
 @dataclass(frozen=True)
@@ -254,9 +261,10 @@ class RemoteActors:
             self.registry.load_state_dict(state["actor_registry"])
         return False
 
-    def finish_restore(self, state: Mapping[str, Any]) -> None:
+    def finish_restore(self, state: Mapping[str, Any]) -> bool:
         self.core.republish()
         self.published.update_progress(*self.core.progress(), "starting")  # before the first member registers
+        return False
 
     def _write_members(self) -> None:
         """Write the list of members every `MEMBERS_PERIOD_S`, for `qfleet top`."""
@@ -297,19 +305,11 @@ class EvaluatorMember(NoEvaluator):
 
     def __init__(self, acting: RemoteActors) -> None:
         self._acting = acting
-        self._requested: int | None = None  # version of the weights that a requested evaluation waits for
 
     def request(self) -> None:
         """Publish the newest weights and ask the member to evaluate them."""
         self._acting.core.learner.publish()
-        self._requested = self._acting.published.weights.version
-        self._acting.published.request_evaluation(True)
-
-    def step(self) -> bool:
-        if self._requested is not None and self._acting.message_handler.evaluated_version >= self._requested:
-            self._requested = None
-            self._acting.published.request_evaluation(False)
-        return False
+        self._acting.published.request_evaluation()
 
     def evaluate(self) -> None:
         """Wait until the published weights are evaluated."""

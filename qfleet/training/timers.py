@@ -44,6 +44,17 @@ class TimeShares:
         self._timed: list[tuple[str, TimedWorker]] = []
         self._seconds: dict[str, float] = defaultdict(float)
         self._since = perf_counter()
+        self._stopped_at: float | None = None
+
+    def stop_clock(self) -> None:
+        """Count no wall time until `start_clock`; no timed worker may be stepped meanwhile."""
+        if self._stopped_at is None:
+            self._stopped_at = perf_counter()
+
+    def start_clock(self) -> None:
+        if self._stopped_at is not None:
+            self._since += perf_counter() - self._stopped_at
+            self._stopped_at = None
 
     def timed(self, tag: str, worker: Worker) -> TimedWorker:
         """Wrap a worker; its time is added to `tag`. Several workers may share a tag."""
@@ -55,7 +66,7 @@ class TimeShares:
         self._seconds[tag] += seconds
 
     def __call__(self) -> dict[str, float]:
-        now = perf_counter()
+        now = perf_counter() if self._stopped_at is None else self._stopped_at
         wall = now - self._since
         if wall < MIN_PERIOD_S:
             return {}

@@ -81,7 +81,8 @@ class FleetConnection:
     def __init__(self, channel: Channel, name: str, role: str = ACTOR, patience_s: float = 600.0,
                  claim: str = "") -> None:
         self.address, self.name, self.role, self.patience_s = channel.address, name, role, patience_s
-        self.stopped = self.evaluation_wanted = False
+        self.stopped = False
+        self.wanted_version = -1  # for an evaluator: version that it is asked to evaluate
         # For a parameter-server worker, as the coordinator last replied.
         self.remote_steps = self.requested_checkpoint = self.saved_checkpoint = 0
         self.failed: Exception | None = None
@@ -156,11 +157,6 @@ class FleetConnection:
         """Global steps and updates as last received, plus local steps that are not confirmed yet."""
         latest = self._latest[0]
         return Progress(latest.steps + self.metrics.unconfirmed_steps, latest.updates)
-
-    @property
-    def newest_version(self) -> int:
-        """Version of the newest published weights, as last received."""
-        return self._latest[1]
 
     def send_evaluation(self, score: Score, state: Mapping[str, torch.Tensor]) -> None:
         self.metrics.add_evaluation(score, state)
@@ -278,7 +274,7 @@ class FleetConnection:
             self._waiting.end()
             self.metrics.mark_delivered()
         self._latest = (Progress(reply.steps, reply.updates), reply.version)
-        self.evaluation_wanted = reply.final
+        self.wanted_version = reply.wanted
         self.remote_steps, self.saved_checkpoint, self.requested_checkpoint = reply.elsewhere, reply.saved, reply.save
         self._probing = self._message is not None and reply.verdict == WAIT
         if self._probing:
@@ -313,6 +309,7 @@ class FleetConnection:
         welcome = self._channel.hello(request)
         if self.welcome.epoch and welcome.epoch != self.welcome.epoch:
             self.weights.rewind()
+            self.wanted_version = -1
         self._latest = (Progress(welcome.steps, welcome.updates), welcome.version)
         self.remote_steps = welcome.elsewhere
         # After the clocks: a thread that sees the new epoch must also see its clocks.

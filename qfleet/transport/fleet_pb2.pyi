@@ -186,12 +186,12 @@ class Judgement(_message.Message):
     def __init__(self, returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., weights: _Optional[bytes] = ..., seconds: _Optional[float] = ..., info: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
-    __slots__ = ("verdict", "version", "steps", "updates", "final", "elsewhere", "save", "saved")
+    __slots__ = ("verdict", "version", "steps", "updates", "wanted", "elsewhere", "save", "saved")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
-    FINAL_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
@@ -199,11 +199,11 @@ class ExchangeReply(_message.Message):
     version: int
     steps: int
     updates: int
-    final: bool
+    wanted: int
     elsewhere: int
     save: int
     saved: int
-    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., version: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., final: bool = ..., elsewhere: _Optional[int] = ..., save: _Optional[int] = ..., saved: _Optional[int] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., version: _Optional[int] = ..., steps: _Optional[int] = ..., updates: _Optional[int] = ..., wanted: _Optional[int] = ..., elsewhere: _Optional[int] = ..., save: _Optional[int] = ..., saved: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("newer_than",)

@@ -125,12 +125,11 @@ class FleetService:
         if session_status == "superseded":
             raise CallRejected(grpc.StatusCode.ALREADY_EXISTS,
                                "a newer process has replaced this one, which has to exit")
-        # Read the status before the version: a reply that says final must carry the version of the final weights.
         verdict, status = self._verdict(request), self.published.status
         if request.leaving:
             self.registry.deregister(request.index, request.incarnation)
         return ExchangeReply(verdict=verdict, version=self.published.weights.version, steps=status.steps,
-                             updates=status.updates, final=status.evaluation_wanted,
+                             updates=status.updates, wanted=status.wanted_version,
                              elsewhere=status.remote_steps(request.index), save=status.save,
                              saved=status.saved.get(request.index, 0)).SerializeToString()
 

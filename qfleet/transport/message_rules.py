@@ -12,7 +12,7 @@ from qfleet.transport.fleet_pb2 import ExchangeRequest
 from qfleet.transport.registry import ACTOR, EVALUATOR, LEARNER
 
 MAX_TAGS = 1000
-"""Most counters of a run, and most metrics and counters of one message."""
+"""Most metrics and counters that the members of a run may send, and most of one message."""
 
 MAX_COUNT = 1 << 53
 MAX_VALUE = 1e100

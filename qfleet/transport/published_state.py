@@ -25,7 +25,7 @@ class PublishedStatus:
     updated_at: float = 0.0
     stopped: bool = False
     final: bool = False
-    evaluation_wanted: bool = False
+    wanted_version: int = -1  # of the weights that the evaluator is asked to evaluate, -1 = none
     member_steps: Mapping[int, int] = field(default_factory=dict)  # steps of each parameter-server worker, by index
     save: int = 0  # checkpoint that workers are to send their parts of, 0 = none
     saved: Mapping[int, int] = field(default_factory=dict)  # by worker: checkpoint request of its part on disk
@@ -91,13 +91,13 @@ class PublishedState:
         """Record that a checkpoint is on disk: by worker, the number of the request that its part answered."""
         self.status = replace(self.status, saved=dict(parts))
 
-    def request_evaluation(self, wanted: bool) -> None:
-        """Ask the evaluator to evaluate the newest weights once while training goes on; False: it has done so."""
-        self.status = replace(self.status, evaluation_wanted=wanted)
+    def request_evaluation(self) -> None:
+        """Ask the evaluator to evaluate the newest weights, or newer ones, while training goes on."""
+        self.status = replace(self.status, wanted_version=self.weights.version)
 
     def request_final_evaluation(self) -> None:
         """Tell the evaluator that the newest weights are the last ones and are to be evaluated."""
-        self.status = replace(self.status, final=True, evaluation_wanted=True)
+        self.status = replace(self.status, final=True, wanted_version=self.weights.version)
 
     @property
     def has_reader(self) -> bool:

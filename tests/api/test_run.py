@@ -91,6 +91,25 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_is_not():
     assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 4
 
 
+def test_steps_after_a_checkpoint_off_schedule_are_not_lost():
+    """Only a scheduled checkpoint resumes exactly, so there is no reason to go back to another one."""
+    exact = ["run.exact_resume=true", "checkpoint.period_steps=200", "total_steps=600"]
+    run = new_run(DQN, *exact)
+    run.step(240)
+    run.save()
+    run.step(40)
+    assert 280 <= run.stop().saved_at == run.steps
+    with Run.resume("x") as resumed:
+        resumed.step(40)
+        assert 320 <= resumed.stop().saved_at == resumed.steps
+    with Run.resume("x") as resumed:
+        resumed.until(steps=430)
+        assert 400 <= resumed.stop().saved_at < 402
+    with Run.resume("x") as resumed:
+        resumed.step(20)
+        assert 400 <= resumed.stop().saved_at < 402, "resumed from a scheduled one"
+
+
 def test_steps_count_environment_steps_in_whole_rounds():
     """A lane whose episode has ended makes no step in the next round."""
     with new_run(DQN, "env.lanes=4", "total_steps=100") as run:
@@ -127,6 +146,16 @@ def test_a_run_shows_its_state():
         assert run.network is run.network and sum(1 for _ in run.network.parameters()) == 4
         result = run.evaluate(episodes=3)
         assert (result.episodes, result.checkpoint) == (3, None) and run.best is None
+
+
+def test_time_between_two_calls_is_not_training_time():
+    with new_run(DQN, "total_steps=100") as run:
+        meter = run._core.meter
+        assert (before := meter.seconds) == meter.seconds, "not since it was created either"
+        run.step(20)
+        assert before < (after := meter.seconds) == meter.seconds
+        run.stop()
+    assert after < meter.seconds == meter.seconds
 
 
 def test_q_values_are_those_that_acting_compares():

@@ -47,6 +47,16 @@ def test_callbacks_run_in_the_learners_process(kind, tmp_path, monkeypatch):
     assert len(checkpoints) >= 2 and checkpoints[-1][2] == newest(result.directory).path.name
 
 
+def test_a_run_ends_with_its_evaluation_although_a_callback_asks_for_one_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", PATHS)
+    result = api.train("cartpole", [*LONG, *RUNS["actors"], "total_steps=3000"],
+                       callbacks=[process_callbacks.Insatiable])
+    assert (result.reason, result.exit_code) == ("total_steps", 0)
+    scored = json.loads((result.directory / "scored.json").read_text())
+    assert scored == sorted(set(scored)) and len(scored) >= 2 and scored[-1] == result.updates
+
+
 def test_an_exception_in_a_callback_ends_the_run_once_with_a_checkpoint(tmp_path, monkeypatch):
     """The learner is not restarted: the callback would fail again."""
     done = qfleet("train", "cartpole", *LONG, *RUNS["actors"], "callbacks=[process_callbacks:Broken]", "--quiet",

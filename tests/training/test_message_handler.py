@@ -122,6 +122,17 @@ def test_the_number_of_counters_is_bounded_and_the_rest_of_a_message_is_applied(
     assert run.acting.message_handler.member_steps[0] == 3, "steps count although the counters are dropped"
 
 
+def test_the_number_of_metrics_is_bounded_too(run):
+    known = set(emitted(run))
+    for sequence in range(1, 5):
+        figures = [{"tag": f"{sequence}/{n}", "sum": 1.0, "count": 1} for n in range(900)]
+        assert handle(run, 0, sequence, figures=figures) == 0
+        emitted(run)
+    assert handle(run, 0, 5, figures=[{"tag": "1/7", "sum": 5.0, "count": 1}]) == 0
+    assert emitted(run)["1/7"] == 5.0
+    assert len(run.core.meter.latest.keys() - known) <= 1001
+
+
 def test_an_actor_that_is_ahead_of_the_learner_has_zero_policy_lag(run):
     run.setup.registry.record_heartbeat(0, 1, 10, 1 << 62)
     assert emitted(run)["fleet/policy_lag"] == 0

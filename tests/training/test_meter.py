@@ -2,6 +2,7 @@
 
 from qfleet.core.clock import Progress, Schedule
 from qfleet.core.episode import Episode
+from qfleet.training import meter as module
 from qfleet.training.meter import Meter
 
 
@@ -39,6 +40,26 @@ def test_values_are_averaged_per_period_and_counters_accumulate():
     clock[0] = Progress(230, 25)
     meter.step()
     assert "train/loss" not in records[1] and records[1]["fault/x"] == 2
+
+
+def test_seconds_and_rates_leave_out_the_time_while_the_clock_is_stopped(monkeypatch):
+    seconds = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
+    clock = [Progress(0, 0)]
+    meter, records = meter_with(clock)
+    seconds[0] += 2.0
+    meter.stop_clock()
+    seconds[0] += 500.0
+    meter.stop_clock()
+    meter.load_state_dict(meter.state_dict())
+    seconds[0] += 500.0
+    assert meter.seconds == 2.0
+    meter.start_clock()
+    meter.start_clock()
+    seconds[0] += 3.0
+    clock[0] = Progress(600, 60)
+    meter.emit()
+    assert records[0]["time_s"] == 5.0 and records[0]["time/fps"] == 200.0
 
 
 def test_returns_are_averaged_over_the_last_hundred_episodes():

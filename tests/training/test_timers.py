@@ -51,6 +51,22 @@ def test_a_record_that_follows_immediately_leaves_its_time_to_the_next(clock):
     assert shares() == {"a": pytest.approx(0.1)}
 
 
+def test_time_while_the_clock_is_stopped_does_not_count(clock):
+    shares = TimeShares()
+    worker = shares.timed("a", Sleeper(clock, 2.0))
+    worker.step()
+    shares.stop_clock()
+    clock.now += 50.0
+    shares.stop_clock()
+    clock.now += 50.0
+    assert shares() == {"a": 1.0}
+    shares.start_clock()
+    shares.start_clock()
+    worker.step()
+    clock.now += 2.0
+    assert shares() == {"a": 0.5}
+
+
 def test_a_running_step_counts_up_to_now(clock):
     """An evaluation emits its record before its step ends; the time must be counted once, and in that record."""
     shares = TimeShares()

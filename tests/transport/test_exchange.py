@@ -46,9 +46,13 @@ def test_an_actor_tells_and_hears(tmp_path):
         assert [episode for delivery in got for episode in delivery.episodes] == [Episode(2.5, 7, 1, 0)]
         here.published.update_progress(1000, 50, "training")
         eventually(lambda: line.progress() == Progress(1000, 50))
-        assert line.clock.steps == 1000 and not line.evaluation_wanted
+        assert line.clock.steps == 1000 and line.wanted_version == -1
+        here.published.publish(weights(3), 3)
+        here.published.request_evaluation()
+        eventually(lambda: line.wanted_version == 3)
+        here.published.publish(weights(7), 7)
         here.published.request_final_evaluation()
-        eventually(lambda: line.evaluation_wanted)
+        eventually(lambda: line.wanted_version == 7)
         here.published.stop()
         eventually(lambda: line.stopped)
         assert line.failed is None
@@ -360,6 +364,8 @@ def test_a_resumed_learner_that_is_behind_is_believed(tmp_path):
     with link(first.unix) as line, link(first.unix, "evaluator", "evaluator") as judge:
         eventually(lambda: line.weights.fetch(-1) is not None)
         assert judge.weights.fetch(-1)[0] == 50 and judge.weights.fetch(50) is None
+        first.published.request_evaluation()
+        eventually(lambda: judge.wanted_version == 50)
         first.close()
         second = FakeLearner(tmp_path / "c")
         second.published.publish(weights(20), 20)
@@ -367,7 +373,7 @@ def test_a_resumed_learner_that_is_behind_is_believed(tmp_path):
         eventually(lambda: bool(news.append(line.weights.fetch(50)) or news[-1]))
         assert news[-1][0] == 20
         eventually(lambda: judge.welcome.epoch == second.published.epoch)
-        assert judge.weights.fetch(50)[0] == 20
+        assert judge.weights.fetch(50)[0] == 20 and judge.wanted_version == -1
         second.close()
 
 
