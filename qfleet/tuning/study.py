@@ -11,7 +11,7 @@ from qfleet.config import validate
 from qfleet.config.layers import leaves
 from qfleet.core.errors import UserError
 from qfleet.launch.arguments import Settings, resolve_arguments
-from qfleet.process.signals import stop_on_signal
+from qfleet.process.signals import EXIT_CODES, SignalledStop, stop_on_signal
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import default_name
@@ -20,14 +20,13 @@ from qfleet.tuning.results import best_of, write_best, write_plots, write_trials
 from qfleet.tuning.space import SearchSpace, TrialConfig, make_space
 from qfleet.tuning.study_folder import StudyFile, StudyFolder, recipe_of
 from qfleet.tuning.study_settings import StudySettings, make_sampler, quiet_optuna, require_optuna
-from qfleet.tuning.trials import SignalledEnd, TrialRunner, TrialSummary, requeue_interrupted, summaries
+from qfleet.tuning.trials import TrialRunner, TrialSummary, requeue_interrupted, summaries
 from qfleet.tuning.view import SilentStudyView, StudyView
 
 EVALUATIONS = 10
 """Evaluations of a trial's run, unless eval.period_steps or eval.period_updates is given."""
 
 ENDED = ("complete", "pruned", "failed")
-EXIT_CODES = {"interrupted": 130, "preempted": 75}
 
 SpaceLike = Mapping[str, Any] | StrPath | Callable[[Any], Mapping[str, Any]]
 """Search space: a mapping of config keys, the path of a YAML file, or a function of an Optuna trial."""
@@ -149,7 +148,7 @@ def _work(folder: StudyFolder, file: StudyFile, space: SearchSpace, config: Tria
         view: StudyView | SilentStudyView = SilentStudyView()
         if progress:
             view = StudyView(file.settings.trials, done, None if known is None else known.score)
-        stop = SignalledEnd()
+        stop = SignalledStop()
         try:
             view.say(f"study      {folder.path}, {_plan_text(file, config)}")
             if continued:

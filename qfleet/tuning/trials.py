@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 from qfleet.core.errors import UserError
 from qfleet.launch.run_process import RunOrder, RunPool, RunProcess, remove_saved_state, with_place
+from qfleet.process.signals import SignalledStop
 from qfleet.runs.directory import RunDirectory
 from qfleet.tuning.space import SearchSpace, TrialConfig
 from qfleet.tuning.study_folder import StudyFolder
@@ -25,12 +27,6 @@ class StudyEvents(Protocol):
     def started(self, trial: ActiveTrial) -> None: ...
     def evaluated(self, trial: ActiveTrial, score: float) -> None: ...
     def ended(self, trial: ActiveTrial, state: str, text: str) -> None: ...
-
-
-class SignalledEnd:
-    """What a signal sets: the reason to end the study early."""
-
-    reason: str | None = None
 
 
 @dataclass
@@ -68,7 +64,7 @@ class TrialRunner:
         self.active: list[ActiveTrial] = []
         self._grid = self._shuffled_grid() if settings.sampler == "grid" else None
 
-    def run(self, jobs: int, stop: SignalledEnd) -> None:
+    def run(self, jobs: int, stop: SignalledStop) -> None:
         with RunPool(self.folder.logs, jobs) as pool:
             while self.active or (stop.reason is None and self._left() > 0):
                 if stop.reason is not None:
@@ -118,7 +114,7 @@ class TrialRunner:
         first, count = resolved.config.seed, self.settings.seeds_per_trial
         names = [run] if count == 1 else [f"{run}-s{first + index}" for index in range(count)]
         return [RunOrder(with_place(resolved.config.model_copy(update={"seed": first + index}), self.folder.path, name),
-                         resolved.provenance) for index, name in enumerate(names)]
+                         resolved.provenance, sys.argv, may_exist=True) for index, name in enumerate(names)]
 
     def _enqueue_grid_point(self) -> None:
         trials = self.study.get_trials(deepcopy=False)
@@ -154,7 +150,7 @@ class TrialRunner:
                 assert active.process is not None
                 active.process.request_stop()
 
-    def _end_run(self, active: ActiveTrial, pool: RunPool, stop: SignalledEnd) -> None:
+    def _end_run(self, active: ActiveTrial, pool: RunPool, stop: SignalledStop) -> None:
         process = active.process
         assert process is not None
         result, error = process.end()

@@ -41,7 +41,6 @@ class ScriptedRun:
     def exited(self):
         return self.stopped or self.shown == len(self.script) or isinstance(self.script, str)
 
-    def kill_if_overdue(self): ...
     def kill(self): ...
 
     def request_stop(self):
