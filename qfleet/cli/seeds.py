@@ -142,4 +142,4 @@ def run_order(args: Namespace) -> int:
 
     return run_process.run_order(
         Path(args.words[0]), lambda order: api.train(order.config, provenance=order.provenance),
-        lambda run: api.resume(run, trust=True))
+        lambda run, trust: api.resume(run, trust=trust))

@@ -39,6 +39,8 @@ class RunOrder:
     """Command line of the program that gives the order, which the run records as its own."""
     may_exist: bool = False
     """Resume the run if its directory exists, which is an error otherwise."""
+    trust: bool = False
+    """Resume also a run that was not created here and that names code."""
 
     @property
     def directory(self) -> RunDirectory:
@@ -47,24 +49,28 @@ class RunOrder:
 
     def write(self, path: Path) -> None:
         replace_text(path, json.dumps({"config": to_yaml(self.config), "provenance": dict(self.provenance),
-                                       "command": list(self.command), "may_exist": self.may_exist}))
+                                       "command": list(self.command), "may_exist": self.may_exist,
+                                       "trust": self.trust}))
 
     @staticmethod
     def read(path: Path) -> RunOrder:
         found = json.loads(path.read_text())
         return RunOrder(validate(RunConfig, parse_mapping(found["config"], str(path))), found["provenance"],
-                        found["command"], found["may_exist"])
+                        found["command"], found["may_exist"], found["trust"])
 
 
-def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Callable[[Path], TrainResult]) -> int:
-    """Main function of the process: train or resume, and write the result beside the order."""
+def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Callable[[Path, bool], TrainResult]) -> int:
+    """Main function of the process: train or resume, and write the result beside the order.
+
+    `resume` takes the path of the run, and whether the run is trusted.
+    """
     heartbeat = HeartbeatSender.from_env()
     if heartbeat is not None:
         heartbeat.on_orphan(lambda: os.kill(os.getpid(), signal.SIGTERM))
     order = RunOrder.read(path)
     sys.argv = list(order.command)
     directory = order.directory
-    result = resume(directory.path) if order.may_exist and _has_begun(directory) else train(order)
+    result = resume(directory.path, order.trust) if order.may_exist and _has_begun(directory) else train(order)
     replace_text(_result_path(path), json.dumps(asdict(result) | {"directory": str(result.directory)}))
     return result.exit_code
 

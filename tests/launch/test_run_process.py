@@ -27,7 +27,7 @@ def carried_out(order, tmp_path):
         return TrainResult(order.directory.path, 1, 1, 1, 1.0, None, "total_steps", 0)
 
     order.write(tmp_path / "a.json")
-    assert run_order(tmp_path / "a.json", lambda order: result("train"), lambda run: result("resume")) == 0
+    assert run_order(tmp_path / "a.json", lambda order: result("train"), lambda run, trust: result("resume")) == 0
     assert sys.argv == ["qfleet", "train", "x"]
     return called
 
