@@ -61,7 +61,7 @@ def which(parser: argparse.ArgumentParser) -> None:
 
 def trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true",
-                        help="import modules named by a run or checkpoint that was not created on this machine")
+                        help="import modules named by a run, checkpoint or study that was not created on this machine")
 
 
 def root(parser: argparse.ArgumentParser) -> None:
@@ -112,18 +112,19 @@ def tune(parser: argparse.ArgumentParser) -> None:
                         help="trials of the whole study, pruned and failed ones included (default: 20)")
     parser.add_argument("--jobs", type=at_least(1), default=1, metavar="M",
                         help="trials at a time, in processes that share the cores (default: 1)")
-    parser.add_argument("--sampler", choices=("tpe", "random", "grid", "cmaes"), default="tpe",
+    parser.add_argument("--sampler", choices=("tpe", "random", "grid", "cmaes"),
                         help="how settings are chosen; grid tries every combination of choices and steps, cmaes needs "
                              "the package cmaes (default: tpe)")
-    parser.add_argument("--pruner", choices=("median", "hyperband", "halving", "percentile", "none"), default="median",
+    parser.add_argument("--pruner", choices=("median", "hyperband", "halving", "percentile", "none"),
                         help="which trials are stopped early, from the scores of their evaluations (default: median)")
-    parser.add_argument("--objective", choices=("final", "last", "best", "mean"), default="final",
+    parser.add_argument("--objective", choices=("final", "last", "best", "mean"),
                         help="score of a run: mean of its last three evaluations, the last, the best, or the mean of "
                              "all (default: final)")
-    parser.add_argument("--seeds-per-trial", type=at_least(1), default=1, metavar="K",
+    parser.add_argument("--seeds-per-trial", type=at_least(1), metavar="K",
                         help="runs of a trial, with seed, seed+1, ...; their scores are averaged (default: 1)")
     parser.add_argument("--study", metavar="DIR", help="directory of the study (default: a new one in studies)")
     parser.add_argument("--resume", metavar="DIR", help="continue the study in this directory")
+    trust(parser)
     quiet(parser)
     as_json(parser)
 

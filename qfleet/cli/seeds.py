@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qfleet.cli.output import print_error
 
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
     from qfleet.launch.run_process import RunOrder, RunPool
+    from qfleet.process.signals import SignalledStop
     from qfleet.runconfig.resolution import Resolved
     from qfleet.runconfig.run_config import RunConfig
 
 POLL_S = 0.1
 PROGRESS_PERIOD_S = 10.0
-EXIT_CODES = {"interrupted": 130, "preempted": 75}
-
-
-class SignalledStop:
-    """What a signal sets: the reason to stop."""
-
-    reason: str | None = None
 
 
 class SeedRunner:
@@ -35,7 +32,7 @@ class SeedRunner:
     def __init__(self, args: Namespace, orders: Sequence[RunOrder]) -> None:
         self.args, self.waiting = args, deque(orders)
         self.results: list[TrainResult] = []
-        self.failed = 0
+        self.failed: list[tuple[RunConfig, str]] = []
         self._shown_at, self._steps = time.monotonic(), {order.directory.path.name: 0 for order in orders}
         self._total = sum(order.config.total_steps for order in orders)
 
@@ -56,7 +53,7 @@ class SeedRunner:
         from qfleet.cli.train import describe_ending
 
         if result is None:
-            self.failed += 1
+            self.failed.append((config, error))
             print_error(f"seed {config.seed} failed: {error}")
         else:
             self.results.append(result)
@@ -79,25 +76,34 @@ class SeedRunner:
             print_error(text)
 
 
-def train_parallel(args: Namespace, plans: Sequence[Resolved]) -> tuple[int, list[TrainResult]]:
-    """Train all plans, at most `args.jobs` at a time. Returns the worst exit code and the results."""
-    from qfleet.launch.run_process import RunOrder, RunPool, with_place
-    from qfleet.process.signals import stop_on_signal
+def train_parallel(args: Namespace, plans: Sequence[Resolved]) -> tuple[int, list[TrainResult], list[dict[str, Any]]]:
+    """Train all plans, at most `args.jobs` at a time. Returns the worst exit code, the results and the failures.
 
-    orders = [RunOrder(with_place(plan.config, plan.config.run.root, name), plan.provenance)
+    The logs are in a temporary folder, which stays only if a seed fails.
+    """
+    from qfleet.launch.run_process import RunOrder, RunPool, with_place
+    from qfleet.process.signals import EXIT_CODES, SignalledStop, stop_on_signal
+
+    orders = [RunOrder(with_place(plan.config, plan.config.run.root, name), plan.provenance, sys.argv)
               for plan, name in zip(plans, _names([plan.config for plan in plans]), strict=True)]
     _require_own_processes(plans[0].config)
     stop = SignalledStop()
     runner = SeedRunner(args, orders)
-    with tempfile.TemporaryDirectory(prefix="qfleet-seeds-") as folder, stop_on_signal(stop), \
-            RunPool(Path(folder), args.jobs) as pool:
-        runner.train(pool, stop)
+    folder = Path(tempfile.mkdtemp(prefix="qfleet-seeds-"))
+    try:
+        with stop_on_signal(stop), RunPool(folder, args.jobs) as pool:
+            runner.train(pool, stop)
+    finally:
+        if not runner.failed:
+            shutil.rmtree(folder, ignore_errors=True)
     places = [order.directory.path for order in orders]
     results = sorted(runner.results, key=lambda result: places.index(result.directory))
-    codes = [1] * bool(runner.failed) + [result.exit_code for result in results]
+    failures = [{"directory": str(Path(config.run.root, str(config.run.name)).expanduser()), "seed": config.seed,
+                 "error": error, "exit_code": 1} for config, error in runner.failed]
+    codes = [1] * bool(failures) + [result.exit_code for result in results]
     if stop.reason is not None:
-        return EXIT_CODES[stop.reason], results
-    return max(codes, default=0, key=lambda each: (each == 1, each)), results
+        return EXIT_CODES[stop.reason], results, failures
+    return max(codes, default=0, key=lambda each: (each == 1, each)), results, failures
 
 
 def summary(best: Sequence[float | None], seeds: int, stop_at: float | None) -> str:
@@ -115,17 +121,11 @@ def summary(best: Sequence[float | None], seeds: int, stop_at: float | None) -> 
 
 
 def _names(configs: Sequence[RunConfig]) -> list[str]:
-    """Name of every run; where the user chose none, one that is free."""
+    """Name of every run; where the user chose none, one that no other process chooses in the same second."""
     from qfleet.runs.directory import default_name
 
-    names = []
-    for config in configs:
-        name = config.run.name or default_name(config.env.id, config.agent.algo, config.seed)
-        if config.run.name is None:
-            numbered = (name if number == 1 else f"{name}-{number}" for number in range(1, 1000))
-            name = next(each for each in numbered if not Path(config.run.root, each).expanduser().exists())
-        names.append(name)
-    return names
+    return [config.run.name or f"{default_name(config.env.id, config.agent.algo, config.seed)}-{os.getpid()}"
+            for config in configs]
 
 
 def _require_own_processes(config: RunConfig) -> None:
@@ -142,4 +142,4 @@ def run_order(args: Namespace) -> int:
 
     return run_process.run_order(
         Path(args.words[0]), lambda order: api.train(order.config, provenance=order.provenance),
-        lambda run: api.resume(run, trust=True))
+        lambda run, trust: api.resume(run, trust=trust))

@@ -81,14 +81,14 @@ def smoke_plan(args: Namespace, folder: Path) -> Resolved:
     from qfleet.core.errors import UserError
     from qfleet.runconfig import resolution
     from qfleet.runconfig.smoke import smoke_overrides
-    from qfleet.runs.names import match_run
+    from qfleet.runs.names import absolute_name
 
     if args.seeds > 1 or args.show or args.record:
         raise UserError("--smoke makes one short run: leave out --seeds, --show and --record")
     config = resolution.resolve(args.words[0], args.overrides).config
     overrides = [*args.overrides, *smoke_overrides(config), f"run.root={json.dumps(str(folder))}", "run.name=smoke"]
-    if config.init_from and (run := match_run(config.init_from, config.run.root)):  # the root is another one now
-        overrides.append(f"init_from={json.dumps(str(run.absolute()))}")
+    if config.init_from:  # the root is another one now
+        overrides.append(f"init_from={json.dumps(absolute_name(config.init_from, config.run.root))}")
     return resolution.resolve(args.words[0], overrides)
 
 

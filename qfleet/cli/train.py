@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from argparse import Namespace
@@ -73,7 +74,7 @@ def _train_parallel(args: Namespace, plans: Sequence[Resolved]) -> int:
     """Train several seeds in parallel processes, and print a summary."""
     from qfleet.cli.seeds import train_parallel
 
-    code, results = train_parallel(args, plans)
+    code, results, failures = train_parallel(args, plans)
     shown = [_show(args, result.directory) if (args.show or args.record) and code == 0 else ([], {})
              for result in results]
     text = summary([result.best for result in results], len(plans), plans[0].config.stop_at)
@@ -82,7 +83,7 @@ def _train_parallel(args: Namespace, plans: Sequence[Resolved]) -> int:
     directories = [str(result.directory) for result in results]
     plot = [f"plot       qfleet plot {' '.join(directories)}"] if directories else []
     print_result(args, [*lines, text, *plot, *directories[-1:]],
-                 [_document(result) | extra for (_, extra), result in zip(shown, results, strict=True)])
+                 [*(_document(result) | extra for (_, extra), result in zip(shown, results, strict=True)), *failures])
     return code
 
 
@@ -265,9 +266,16 @@ def _dry_run(args: Namespace, plans: Sequence[Resolved]) -> int:
 
 
 def _per_seed(first: RunConfig, seeds: int) -> list[list[str]]:
-    """Overrides for one run per seed; a name chosen by the user gets the seed as suffix."""
+    """Overrides for one run per seed; a name chosen by the user gets the seed as suffix.
+
+    `init_from=last` is the same run for all seeds, not the seed before.
+    """
+    from qfleet.runs.names import settled_name
+
     name = first.run.name
-    return [[f"seed={seed}", *([f"run.name={name}-s{seed}"] if name else [])]
+    start = settled_name(first.init_from, first.run.root) if first.init_from else None
+    return [[f"seed={seed}", *([f"run.name={name}-s{seed}"] if name else []),
+             *([f"init_from={json.dumps(start)}"] if start != first.init_from else [])]
             for seed in range(first.seed, first.seed + seeds)]
 
 
@@ -275,7 +283,8 @@ def _require_free_names(configs: Sequence[RunConfig]) -> None:
     """Refuse existing run names before the first of several trainings starts."""
     from qfleet.core.errors import UserError
 
-    taken = [str(path) for cfg in configs if cfg.run.name and (path := Path(cfg.run.root, cfg.run.name)).exists()]
+    paths = [Path(cfg.run.root, cfg.run.name).expanduser() for cfg in configs if cfg.run.name]
+    taken = [str(path) for path in paths if path.exists()]
     if taken:
         raise UserError(f"{', '.join(taken)} exists already: resume it with `qfleet resume {taken[0]}`, "
                         "or choose another run.name")

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from qfleet.tuning.study import TuneResult
 
 SHOWN_TRIALS = 10
-NEW_ONLY = {"space": None, "sampler": "tpe", "pruner": "median", "objective": "final", "seeds_per_trial": 1,
-            "study": None}
-"""Options of a new study, with their defaults: a continued one keeps its own."""
+NEW_ONLY = ("space", "sampler", "pruner", "objective", "seeds_per_trial", "study")
+"""Options of a new study: a continued one keeps its own."""
 
 
 def tune(args: Namespace) -> int:
@@ -25,7 +24,7 @@ def tune(args: Namespace) -> int:
         if args.resume is not None:
             _require_nothing_new(args)
             result = run_study(study=args.resume, resume=True, trials=args.trials, jobs=args.jobs,
-                               progress=not args.quiet)
+                               progress=not args.quiet, trust=args.trust)
         else:
             result = _new_study(args, run_study)
     print_result(args, _lines(result), _document(result))
@@ -56,7 +55,7 @@ def _new_study(args: Namespace, run_study: Any) -> TuneResult:
 def _require_nothing_new(args: Namespace) -> None:
     from qfleet.core.errors import UserError
 
-    given = [f"--{name.replace('_', '-')}" for name, default in NEW_ONLY.items() if getattr(args, name) != default]
+    given = [f"--{name.replace('_', '-')}" for name in NEW_ONLY if getattr(args, name) is not None]
     if args.words or args.overrides or given:
         raise UserError(f"--resume {args.resume} continues a study with its own settings: leave out "
                         f"{', '.join([*args.words, *args.overrides, *given])}; --trials and --jobs can change")

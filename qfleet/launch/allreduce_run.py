@@ -34,7 +34,7 @@ from qfleet.launch.serving import RunServing, Serving
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.process.memory import retain_freed_memory
 from qfleet.process.parent_watch import on_parent_exit
-from qfleet.process.signals import stop_on_signal
+from qfleet.process.signals import EXIT_CODES, stop_on_signal
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan, with_env_threads
 from qfleet.runconfig.run_config import RunConfig
@@ -213,7 +213,7 @@ def _newest(config: RunConfig, directory: RunDirectory) -> Checkpoint | None:
 
 def _follower_result(directory: RunDirectory, reason: str) -> TrainResult:
     """Result of a run as returned by a rank other than 0, which keeps no metrics."""
-    return TrainResult(directory.path, 0, 0, 0, 0.0, None, reason, session.EXIT_CODES.get(reason, 0))
+    return TrainResult(directory.path, 0, 0, 0, 0.0, None, reason, EXIT_CODES.get(reason, 0))
 
 
 def spec_of(env: VectorEnv | None, context: RankContext) -> EnvSpec:

@@ -23,7 +23,7 @@ from qfleet.core.replay import Sample
 from qfleet.core.tracebacks import user_traceback
 from qfleet.learner.learner import Diverged
 from qfleet.process.memory import out_of_memory_text, retain_freed_memory
-from qfleet.process.signals import stop_on_signal
+from qfleet.process.signals import EXIT_CODES, stop_on_signal
 from qfleet.report.eval_video import EvalVideoRecorder
 from qfleet.runconfig.build import make_callbacks
 from qfleet.runconfig.plan_text import describe_plan
@@ -43,7 +43,6 @@ from qfleet.training.meter import Sink
 
 log = logging.getLogger(__name__)
 
-EXIT_CODES = {"interrupted": 130, "preempted": 75}
 FINAL_ERRORS = (Diverged, RunLost, CallbackError)
 """Errors of a learner that a restart would not cure."""
 

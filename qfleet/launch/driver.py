@@ -22,7 +22,6 @@ from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
 from qfleet.launch.allreduce_run import rank_sync_builder
 from qfleet.launch.attempt import (
-    EXIT_CODES,
     TrainResult,
     initial_weights,
     open_for_resume,
@@ -36,7 +35,7 @@ from qfleet.launch.run_request import RunRequest
 from qfleet.launch.topology import Node, Role, actor_node, topology, with_actors
 from qfleet.process.handle import ChildSpec, ProcessHandle
 from qfleet.process.restart_group import RestartGroup
-from qfleet.process.signals import stop_on_signal
+from qfleet.process.signals import EXIT_CODES, stop_on_signal
 from qfleet.process.supervisor import ChildFailure, RestartPolicy, Supervisor
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_env, require_callbacks

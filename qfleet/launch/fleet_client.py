@@ -15,11 +15,11 @@ from qfleet.actor.policy import Policy
 from qfleet.config import parse_mapping, validate
 from qfleet.core.env import EnvSpec
 from qfleet.core.seeds import seed_for
-from qfleet.launch.attempt import EXIT_CODES, require_same_spaces
+from qfleet.launch.attempt import require_same_spaces
 from qfleet.launch.endpoint import Endpoint
 from qfleet.process.heartbeat import heartbeat_thread
 from qfleet.process.memory import retain_freed_memory
-from qfleet.process.signals import exit_on_signal
+from qfleet.process.signals import EXIT_CODES, exit_on_signal
 from qfleet.runconfig.auto import acting_precision
 from qfleet.runconfig.build import make_agent
 from qfleet.runconfig.run_config import RunConfig

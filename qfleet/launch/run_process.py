@@ -23,22 +23,24 @@ from qfleet.process.supervisor import first_traceback
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory, replace_text
 from qfleet.runs.metric_writers import read_metrics
-from qfleet.runs.run_state import run_state
+from qfleet.runs.run_state import may_be_running, run_state
 from qfleet.runs.tail import MetricsTail
 
 TRACEBACK = "Traceback (most recent call last):"
-STOP_GRACE_S = 60.0
-"""Seconds in which a process that was asked to stop has to save its run."""
 
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Order to train a run, or to resume it if its directory exists, as a file for the process that does it."""
+    """Order to train a run, as a file for the process that does it."""
 
     config: RunConfig
     provenance: Mapping[str, str]
     command: Sequence[str] = ()
     """Command line of the program that gives the order, which the run records as its own."""
+    may_exist: bool = False
+    """Resume the run if its directory exists, which is an error otherwise."""
+    trust: bool = False
+    """Resume also a run that was not created here and that names code."""
 
     @property
     def directory(self) -> RunDirectory:
@@ -47,29 +49,39 @@ class RunOrder:
 
     def write(self, path: Path) -> None:
         replace_text(path, json.dumps({"config": to_yaml(self.config), "provenance": dict(self.provenance),
-                                       "command": sys.argv}))
+                                       "command": list(self.command), "may_exist": self.may_exist,
+                                       "trust": self.trust}))
 
     @staticmethod
     def read(path: Path) -> RunOrder:
         found = json.loads(path.read_text())
         return RunOrder(validate(RunConfig, parse_mapping(found["config"], str(path))), found["provenance"],
-                        found["command"])
+                        found["command"], found["may_exist"], found["trust"])
 
 
-def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Callable[[Path], TrainResult]) -> int:
-    """Main function of the process: train or resume, and write the result beside the order."""
+def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Callable[[Path, bool], TrainResult]) -> int:
+    """Main function of the process: train or resume, and write the result beside the order.
+
+    `resume` takes the path of the run, and whether the run is trusted.
+    """
     heartbeat = HeartbeatSender.from_env()
     if heartbeat is not None:
         heartbeat.on_orphan(lambda: os.kill(os.getpid(), signal.SIGTERM))
     order = RunOrder.read(path)
     sys.argv = list(order.command)
     directory = order.directory
-    _wait_for_orphan(directory)
-    if directory.path.exists() and not directory.config.is_file():
-        directory.discard()  # its process was killed before it had written the config
-    result = resume(directory.path) if directory.path.exists() else train(order)
+    result = resume(directory.path, order.trust) if order.may_exist and _has_begun(directory) else train(order)
     replace_text(_result_path(path), json.dumps(asdict(result) | {"directory": str(result.directory)}))
     return result.exit_code
+
+
+def _has_begun(directory: RunDirectory) -> bool:
+    """True if there is a run to resume. One whose process was killed before it had written the config is removed."""
+    _wait_for_orphan(directory)
+    never_began = directory.record.is_file() and not directory.config.exists()
+    if never_began and not may_be_running(run_state(directory)):
+        directory.discard()
+    return directory.path.exists()
 
 
 def _wait_for_orphan(directory: RunDirectory) -> None:
@@ -97,16 +109,11 @@ class RunProcess:
         environment = child_environment() | {"OMP_NUM_THREADS": str(threads)}
         child = ChildSpec(self.directory.path.name, argv, environment, self._order.with_suffix(".log"))
         self._process = LocalProcess(child, 1, time.monotonic())
-        self._stop_at: float | None = None
+        self._stopping = False
 
     @property
     def exited(self) -> bool:
         return self._process.exited
-
-    @property
-    def is_stopping(self) -> bool:
-        """True if the process was asked to stop."""
-        return self._stop_at is not None
 
     def new_records(self) -> list[dict[str, Any]]:
         """Metric records since the last call; after a resume, older ones may come again."""
@@ -117,15 +124,10 @@ class RunProcess:
         return evaluation_scores(self.directory.path)
 
     def request_stop(self) -> None:
-        """Ask the process to save its run and to exit."""
-        if self._stop_at is None:
-            self._stop_at = time.monotonic()
+        """Ask the process to save its run and to exit. Saving a large replay may take minutes."""
+        if not self._stopping:
+            self._stopping = True
             self._process.request_stop()
-
-    def kill_if_overdue(self) -> None:
-        """Kill a process that was asked to stop long ago."""
-        if self._stop_at is not None and time.monotonic() > self._stop_at + STOP_GRACE_S:
-            self._process.kill()
 
     def kill(self) -> None:
         self._process.kill()
@@ -176,7 +178,6 @@ class RunPool:
     def exited(self) -> Iterator[RunProcess]:
         """Processes that have exited since the last call."""
         for process in list(self.running):
-            process.kill_if_overdue()
             if process.exited:
                 self.running.remove(process)
                 yield process

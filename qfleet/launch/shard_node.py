@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from qfleet.core.env import EnvSpec
-from qfleet.launch.attempt import EXIT_CODES
 from qfleet.launch.run_request import RunRequest, shard_socket
 from qfleet.learner.flat_params import is_finite
 from qfleet.learner.optimizer import (
@@ -27,7 +26,7 @@ from qfleet.learner.optimizer import (
     split_evenly,
 )
 from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
-from qfleet.process.signals import exit_on_signal
+from qfleet.process.signals import EXIT_CODES, exit_on_signal
 from qfleet.runconfig.build import make_agent
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.sync.ps_shard import Shard

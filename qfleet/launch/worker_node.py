@@ -24,7 +24,7 @@ from qfleet.core.episode import Episode
 from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
 from qfleet.launch.actor_service import ActorService
-from qfleet.launch.attempt import EXIT_CODES, advise_on_oom
+from qfleet.launch.attempt import advise_on_oom
 from qfleet.launch.coordinator import ConnectShards, connect_shards
 from qfleet.launch.endpoint import Endpoint, GrpcEndpoint
 from qfleet.launch.fleet_client import FleetClient
@@ -32,6 +32,7 @@ from qfleet.launch.learner_main import exit_code
 from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import GrpcServing, Serving
 from qfleet.process.heartbeat import heartbeat_thread
+from qfleet.process.signals import EXIT_CODES
 from qfleet.process.supervisor import EXIT_OK
 from qfleet.replay.store import ReplayStore
 from qfleet.runconfig.build import make_acting_setup, make_agent, make_env, make_plan, with_env_threads

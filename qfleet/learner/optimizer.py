@@ -20,6 +20,9 @@ from qfleet.learner.optimizer_config import OptimizerConfig
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95
+COUNTERS = ("steps", "count")
+"""Entries of a saved state that are not divided: the good updates, and the position in the schedule if there is one."""
+
 SLICE_ALIGNMENT = 64
 """Slices begin at multiples of this. Kernels round the last elements of an array, which do not fill
 a vector register, differently; slices without such a remainder are updated bit by bit like the
@@ -148,6 +151,10 @@ class LearningRate:
         if self.is_constant:
             return self.peak
         return self.peak * min(1.0, (steps + 1) / max(1, self.cfg.warmup_updates)) * self.factor(self.progress(steps))
+
+    def position(self, steps: int) -> dict[str, torch.Tensor]:
+        """Entry of a saved state: `steps` exactly, as the rate depends on it; none for a constant rate."""
+        return {} if self.is_constant else {"count": torch.tensor(steps)}
 
     def progress(self, steps: int) -> float:
         warmup, end = self.cfg.warmup_updates, self.cfg.schedule_updates
@@ -332,14 +339,20 @@ class Optimizer:
             weights.addcdiv_(gradient, scale, value=-rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """The step count and vectors as long as the weights."""
-        return {"steps": self.steps.clone(), "mean": self.mean.clone(), "square": self.square.clone()}
+        """The counters and vectors as long as the weights."""
+        return {"steps": self.steps.clone(), "mean": self.mean.clone(), "square": self.square.clone(),
+                **self.rate.position(self.count)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps.copy_(state["steps"])
-        self.count = int(state["steps"])
+        self.count = saved_count(state)
         self.mean.copy_(state["mean"])
         self.square.copy_(state["square"])
+
+
+def saved_count(state: Mapping[str, Any]) -> int:
+    """Number of started steps of a saved state: that of the schedule, else of the good updates."""
+    return int(state.get("count", state["steps"]))
 
 
 def vectors_of(state: Mapping[str, Any], size: int) -> dict[str, torch.Tensor]:

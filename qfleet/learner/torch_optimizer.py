@@ -17,7 +17,7 @@ from torch import nn
 from qfleet.config import load_attribute
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
-from qfleet.learner.optimizer import LearningRate, Optimizer, ParamShape, ParamSlice, clip_
+from qfleet.learner.optimizer import LearningRate, Optimizer, ParamShape, ParamSlice, clip_, saved_count
 from qfleet.learner.optimizer_config import OptimizerConfig
 
 PREFIX, PRESENT, STATE = "optimizer.", "optimizer.present", "optimizer.state"
@@ -35,8 +35,9 @@ class StateKind:
 
     @property
     def saved_as(self) -> torch.dtype:
-        """A float type that holds the values exactly."""
-        return torch.float64 if self.kind in (float, torch.float64, torch.int64) else torch.float32
+        """A float type that holds the values exactly, integers up to 2^53."""
+        narrow = (bool, torch.bool, torch.float32, torch.float16, torch.bfloat16)
+        return torch.float32 if self.kind in narrow else torch.float64
 
     def restore(self, values: torch.Tensor, shape: Sequence[int]) -> Any:
         if not isinstance(self.kind, torch.dtype):
@@ -86,8 +87,8 @@ class TorchOptimizer:
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step count, and vectors as long as the weights if the state is elementwise."""
-        state: dict[str, Any] = {"steps": torch.tensor(float(self.count))}
+        """The counters, and vectors as long as the weights if the state is elementwise."""
+        state: dict[str, Any] = {"steps": torch.tensor(float(self.count)), **self.rate.position(self.count)}
         if self.optimizer is not None and (self.kinds is None or not self._is_as_in_trial(self.kinds)):
             if self.divided:
                 raise UserError(_not_divisible(self.cfg))
@@ -111,7 +112,7 @@ class TorchOptimizer:
         return all(found == kinds.keys() for found in names if found)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count = int(state["steps"])
+        self.count = saved_count(state)
         if self.optimizer is None:
             return
         if STATE in state or self.kinds is None:

@@ -14,11 +14,20 @@ from typing import Protocol
 
 REASONS = {"SIGINT": "interrupted", "SIGTERM": "preempted", "SIGUSR1": "preempted", "SIGHUP": "preempted"}
 
+EXIT_CODES = {"interrupted": 130, "preempted": 75}
+"""Exit code of the command line by the reason that a signal sets."""
+
 
 class Stoppable(Protocol):
     """Object that stops when `reason` is set."""
 
     reason: str | None
+
+
+class SignalledStop:
+    """What a signal sets: the reason to stop."""
+
+    reason: str | None = None
 
 
 class LateSignalHandler:

@@ -46,11 +46,14 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "replay": {"capacity": max(min(config.replay.capacity, CAPACITY * config.learners), total_lanes * chunk, batch),
                    "min_steps": min_steps, "chunk_steps": chunk,
                    "samples_per_insert": round(UPDATES * batch / steps, 4)},
-        "learner": {"batch_size": batch, "metrics_period_updates": METRICS_PERIOD},
+        "learner": {"batch_size": batch, "metrics_period_updates": METRICS_PERIOD,
+                    "warmup_updates": min(config.learner.warmup_updates, UPDATES // 4),
+                    "schedule_updates": None if config.learner.schedule == "constant" else UPDATES},
         "eval": {"period_steps": half, "period_updates": None, "episodes": 1, "lanes": 1,
                  "from_return": None, "max_episode_steps": None},
         "checkpoint": {"period_steps": half, "period_updates": None},
-        "run": {"exact_resume": False, "log_period_steps": max(1, steps // 6), "log_period_updates": None}}
+        "run": {"exact_resume": False, "wandb": False, "mlflow": False,
+                "log_period_steps": max(1, steps // 6), "log_period_updates": None}}
 
 
 def _chunk_steps(config: RunConfig, sequence: dict[str, int]) -> int:

@@ -33,6 +33,9 @@ MAX_PARAM_CHARACTERS, MAX_PARAMS = 500, 100
 """Limits of MLflow for a value and for one request."""
 
 WAITING_RECORDS, CLOSE_TIMEOUT_S = 1000, 15.0
+ATTEMPTS, RETRY_S = 3, 1.0
+"""How often a record is sent, and seconds between. Runs of one root share a SQLite file, which may be locked."""
+
 SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
             "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ASYNC_LOGGING": "false"}
 """Environment variables of MLflow that are set unless the user has set them: by default a request to an absent server
@@ -50,13 +53,15 @@ class MlflowWriter:
         self._records: queue.Queue[Record | None] = queue.Queue(WAITING_RECORDS)
         self._client: Any = None
         self._id: str | None = None
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         require_mlflow()
-        self.uri = (os.environ.get("MLFLOW_TRACKING_URI")
-                    or f"sqlite:///{directory.path.resolve().parent / 'mlflow.db'}")
+        address = (os.environ.get("MLFLOW_TRACKING_URI")
+                   or f"sqlite:///{directory.path.resolve().parent / 'mlflow.db'}")
+        self.uri = without_user(address)
         new = not directory.attempts()
         try:
-            self._client = _connect(self.uri)
+            self._client = _connect(address)
             self._id = self._open(directory, dict(flat(config)))
         except Exception as error:
             if new:
@@ -85,11 +90,12 @@ class MlflowWriter:
         if thread is None:
             return
         failed = sys.exc_info()[0] is not None
-        with suppress(queue.Full):
+        self._closing.set()
+        with suppress(queue.Full):  # then the thread does not wait for a record
             self._records.put_nowait(None)
         thread.join(CLOSE_TIMEOUT_S)
         if thread.is_alive():
-            self._warning.add(TimeoutError(f"{self.uri} does not answer, {self._records.qsize()} records are waiting"))
+            self._warning.add(TimeoutError(f"{self.uri} does not answer, {self._unsent()} records are waiting"))
             return
         try:
             self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
@@ -117,7 +123,7 @@ class MlflowWriter:
         known = {}
         with suppress(OSError, ValueError), open_no_follow(directory.path / RUN_FILE) as file:
             known = json.load(file)
-        if not isinstance(known, dict) or known.get("tracking_uri") != self.uri:
+        if not isinstance(known, dict) or without_user(str(known.get("tracking_uri"))) != self.uri:
             return None
         run = self._client.get_run(known["run_id"])
         return run.info.run_id, dict(run.data.params)
@@ -125,7 +131,14 @@ class MlflowWriter:
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except Exception:
+                found = self._client.get_experiment_by_name(name)
+                if found is None:  # else another run has created it meanwhile
+                    raise
+        return str(found.experiment_id)
 
     def _log(self, run: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
@@ -137,14 +150,28 @@ class MlflowWriter:
             self._client.log_batch(run, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def _send_all(self) -> None:
-        while (record := self._records.get()) is not None:
+        while not (self._closing.is_set() and self._records.empty()):
+            record = self._records.get()
+            if record is None:
+                return
             if self._warning.waiting():  # the server was absent a moment ago
                 self._warning.lost += 1
-                continue
+            else:
+                self._send_with_retries(record)
+
+    def _send_with_retries(self, record: Record) -> None:
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._send(record)
+                return
             except Exception as error:  # a failing writer must not stop the training
-                self._warning.add(RuntimeError(first_line(error)))
+                if attempt == ATTEMPTS:
+                    self._warning.add(RuntimeError(first_line(error)))
+            self._closing.wait(RETRY_S)
+
+    def _unsent(self) -> int:
+        """Number of records that are not stored, with the one that is being sent."""
+        return 1 + sum(record is not None for record in list(self._records.queue))
 
     def _send(self, record: Record) -> None:
         from mlflow.entities import Metric
@@ -188,9 +215,15 @@ def flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str
             yield metric_name(f"{path}{key}"), text[:MAX_PARAM_CHARACTERS]
 
 
+def without_user(text: str) -> str:
+    """Return a text without the user names and passwords in its addresses."""
+    return re.sub(r"://[^/\s]*@", "://", text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the reason of an error in few words: that of the operating system, or the first line."""
-    if found := re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error)):
+    message = without_user(str(error))
+    if found := re.search(r"\[Errno -?\d+\] ([\w ]+)", message):
         return found[1].strip()
-    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    text = next((line for line in message.splitlines() if line.strip()), "")
     return f"{text[:200]}…" if len(text) > 200 else text or type(error).__name__

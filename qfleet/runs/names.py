@@ -81,6 +81,13 @@ def settled_name(where: str, root: str | Path = "runs") -> str:
     return str(match_run(where, root) or where)
 
 
+def absolute_name(where: str, root: str | Path = "runs") -> str:
+    """Return the absolute path of a run or checkpoint, for a config with another root; an address is unchanged."""
+    path = Path(where).expanduser()
+    found = match_run(where, root) or (path if path.exists() else None)
+    return where if found is None else str(found.absolute())
+
+
 def newest_run(root: str | Path = "runs") -> Path | None:
     """Return the run under root that was started or resumed last; None if there are no runs."""
     folder = Path(root).expanduser()

@@ -24,6 +24,7 @@ from pydantic import Field
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
 from qfleet.learner.flat_params import is_finite
 from qfleet.learner.optimizer import (
+    COUNTERS,
     ParamShape,
     ParamSlice,
     shapes_within,
@@ -225,6 +226,11 @@ class Shard:
             self._snapshot = self._make_snapshot()
 
 
+def divided_entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a shard's state that are divided among the shards: all but the counters."""
+    return {name: value for name, value in tensors.items() if name not in COUNTERS}
+
+
 def is_shard_state(names: Iterable[str]) -> bool:
     """True if vectors of these names are the state of a shard with some optimizer."""
     names = set(names)
@@ -237,7 +243,7 @@ def split_state(full: Mapping[str, Any], version: int, shards: int) -> list[dict
     counts: dict[str, Any] = {"staleness": {}, "stale": 0, "refused": 0, "buffers": {}}
     vectors = vectors_of(full, len(full["weights"]))
     return [{name: vector[piece].clone() for name, vector in vectors.items()}
-            | {"steps": full["steps"].clone(), "version": version, "sequences": {}}
+            | {name: full[name].clone() for name in COUNTERS if name in full} | {"version": version, "sequences": {}}
             | {name: full.get(name, empty) if index == 0 else empty for name, empty in counts.items()}
             for index, piece in enumerate(split_evenly(len(full["weights"]), shards))]
 
@@ -247,7 +253,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     vectors = vectors_of(states[0], len(states[0]["weights"]))
     staleness = sum((Counter(state["staleness"]) for state in states), Counter[int]())
     return {name: torch.cat([state[name] for state in states]) for name in vectors} | {
-        "steps": max(state["steps"] for state in states), "staleness": dict(staleness),
+        name: max(state[name] for state in states) for name in COUNTERS if name in states[0]} | {
+        "staleness": dict(staleness),
         "buffers": states[0]["buffers"],
         "stale": sum(state["stale"] for state in states), "refused": sum(state["refused"] for state in states)}
 

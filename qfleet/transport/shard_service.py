@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from google.protobuf.message import Message
 
-from qfleet.sync.ps_shard import Push, PushRejected, Shard, is_shard_state
+from qfleet.sync.ps_shard import Push, PushRejected, Shard, divided_entries, is_shard_state
 from qfleet.transport.address import socket_address
 from qfleet.transport.fleet_server import WORKERS, AuthInterceptor, CallRejected, make_server, rpc_handler
 from qfleet.transport.grpc_channel import (
@@ -89,11 +89,13 @@ def unpack_buffers(data: bytes) -> dict[str, torch.Tensor]:
 def unpack_shard(message: State) -> dict[str, Any]:
     """State of a shard; ValueError unless it is complete, finite and of consistent length."""
     tensors = unpack_weights(message.tensors)
-    vectors = {name: value for name, value in tensors.items() if name != "steps"}
+    vectors = divided_entries(tensors)
     if not is_shard_state(vectors):
         raise ValueError(f"a shard's state has {sorted(tensors)}")
     if "steps" not in tensors or tensors["steps"].shape != ():
         raise ValueError("a shard's state has no step count")
+    if "count" in tensors and (tensors["count"].shape, tensors["count"].dtype) != ((), torch.int64):
+        raise ValueError("the count of a shard is not an integer")
     for name, value in vectors.items():
         floats = value.dtype in (torch.float32, torch.float64)
         if value.shape != vectors["weights"].shape or value.ndim != 1 or not floats:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, Protocol
 
@@ -65,7 +66,14 @@ class NumberRange:
 
     def _last(self, step: float) -> float:
         """Largest value that is reached in steps."""
-        return self.low + int((self.high - self.low) / step + 1e-9) * step
+        return self._at(self._steps(step), step)
+
+    def _steps(self, step: float) -> int:
+        """Number of steps from low to high. Decimal numbers have no rounding errors that would lose the last one."""
+        return int((Decimal(str(self.high)) - Decimal(str(self.low))) / Decimal(str(step)))
+
+    def _at(self, index: int, step: float) -> float:
+        return float(Decimal(str(self.low)) + index * Decimal(str(step)))
 
     def probes(self) -> list[Any]:
         """Values that are checked before a study starts: both ends."""
@@ -76,12 +84,8 @@ class NumberRange:
         step = self.step or (1 if self.whole else 0)
         if not step or (self.high - self.low) / step > MOST_GRID_VALUES:
             return None
-        count = int((self.high - self.low) / step + 1e-9) + 1
-        values = [self.low + index * step for index in range(count)]
+        values = [self._at(index, step) for index in range(self._steps(step) + 1)]
         return [int(value) for value in values] if self.whole else values
-
-    def value(self, stored: Any) -> Any:
-        return stored
 
     def to_data(self) -> dict[str, Any]:
         low, high = self.probes()

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from qfleet.config import validate
-from qfleet.config.layers import leaves
+from qfleet.config import DEFAULT, flatten, validate
+from qfleet.config.objects import require_names
 from qfleet.core.errors import UserError
 from qfleet.launch.arguments import Settings, resolve_arguments
-from qfleet.process.signals import stop_on_signal
-from qfleet.runconfig.resolution import Resolved
+from qfleet.process.signals import EXIT_CODES, SignalledStop, stop_on_signal
+from qfleet.runconfig.resolution import COMMAND_LINE, KEYWORDS, SETTINGS, Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import default_name
-from qfleet.runs.find import StrPath, texts_of
+from qfleet.runs.find import StrPath
+from qfleet.runs.names import absolute_name
 from qfleet.tuning.results import best_of, write_best, write_plots, write_trials
 from qfleet.tuning.space import SearchSpace, TrialConfig, make_space
 from qfleet.tuning.study_folder import StudyFile, StudyFolder, recipe_of
 from qfleet.tuning.study_settings import StudySettings, make_sampler, quiet_optuna, require_optuna
-from qfleet.tuning.trials import SignalledEnd, TrialRunner, TrialSummary, requeue_interrupted, summaries
+from qfleet.tuning.trials import TrialRunner, TrialSummary, requeue_interrupted, summaries
 from qfleet.tuning.view import SilentStudyView, StudyView
 
 EVALUATIONS = 10
 """Evaluations of a trial's run, unless eval.period_steps or eval.period_updates is given."""
 
 ENDED = ("complete", "pruned", "failed")
-EXIT_CODES = {"interrupted": 130, "preempted": 75}
 
 SpaceLike = Mapping[str, Any] | StrPath | Callable[[Any], Mapping[str, Any]]
 """Search space: a mapping of config keys, the path of a YAML file, or a function of an Optuna trial."""
@@ -57,9 +57,10 @@ class TuneResult:
 
 
 def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides: Sequence[str] = (), *,
-         space: SpaceLike | None = None, trials: int | None = None, jobs: int = 1, sampler: str = "tpe",
-         pruner: str = "median", objective: str = "final", seeds_per_trial: int = 1, study: StrPath | None = None,
-         resume: bool = False, env: Any = None, wrappers: Sequence[Any] | None = None, progress: bool = False,
+         space: SpaceLike | None = None, trials: int | None = None, jobs: int = 1,
+         sampler: str | None = None, pruner: str | None = None, objective: str | None = None,
+         seeds_per_trial: int | None = None, study: StrPath | None = None, resume: bool = False, env: Any = None,
+         wrappers: Sequence[Any] | None = None, progress: bool = False, trust: bool = False,
          **settings: Unpack[Settings]) -> TuneResult:
     """Search for good settings: train trials with settings from a search space, and keep the best.
 
@@ -73,18 +74,20 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
             `{"learner.learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "agent.n_step": "1..5",
             "learner.batch_size": [32, 64, 128]}`, the path of a YAML file with one, or a function that takes an Optuna
             trial and returns settings by config key.
-        trials: Number of trials of the whole study (20 if None).
+        trials: Number of trials of the whole study; None = 20.
         jobs: Trials at a time.
-        sampler: How settings are chosen: `tpe`, `random`, `grid` or `cmaes`.
-        pruner: Which trials are stopped early: `median`, `hyperband`, `halving`, `percentile` or `none`.
-        objective: Score of a run: the mean of its last three evaluations (`final`), its `last` or `best` evaluation, or
-            the `mean` of all.
-        seeds_per_trial: Runs of a trial, with different seeds, whose scores are averaged.
+        sampler: How settings are chosen: `tpe` (None), `random`, `grid` or `cmaes`.
+        pruner: Which trials are stopped early: `median` (None), `hyperband`, `halving`, `percentile` or `none`.
+        objective: Score of a run: the mean of its last three evaluations (`final`, None), its `last` or `best`
+            evaluation, or the `mean` of all.
+        seeds_per_trial: Runs of a trial, with different seeds, whose scores are averaged; None = 1.
         study: Directory of the study; None = a new one in `studies`.
         resume: Continue the study in this directory. Its settings are those that it was started with.
         env: The environment, as for `qfleet.train`.
         wrappers: Its wrappers, as for `qfleet.train`.
         progress: Print the progress to stderr.
+        trust: With `resume`, allow a study that was not created on this machine (a copy, a download) to import modules
+            that it names.
         **settings: Config keys for all trials, as for `qfleet.train`. `total_steps` is the length of a trial.
 
     Returns:
@@ -102,14 +105,13 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
     if resume:
         if study is None or config is not None or overrides or settings or env is not None:
             raise UserError("resume=True continues the study in study=DIR with its own settings: pass no config, and "
-                            "of the other arguments only trials, jobs, progress and a function as space")
+                            "of the other arguments only trials, jobs, progress, trust and a function as space")
         with quiet_optuna():
-            return _continued(Path(study).expanduser(), space, trials, jobs, progress)
-    resolved = _shared_config(resolve_arguments(config, overrides, env, wrappers, settings), config, overrides, env,
-                              wrappers, settings)
-    given = {"trials": trials or 20, "sampler": sampler, "pruner": pruner, "objective": objective,
+            return _continued(Path(study).expanduser(), space, trials, jobs, progress, trust)
+    resolved = _shared_config(resolve_arguments(config, overrides, env, wrappers, settings))
+    given = {"trials": trials, "sampler": sampler, "pruner": pruner, "objective": objective,
              "seeds_per_trial": seeds_per_trial, "seed": resolved.config.seed}
-    own = validate(StudySettings, given, "tune")
+    own = validate(StudySettings, {name: value for name, value in given.items() if value is not None}, "tune")
     shared = TrialConfig(recipe_of(resolved))
     if space is None:
         raise UserError("tune needs a search space: space=..., such as {\"learner.learning_rate\": \"1e-5..1e-2:log\"}")
@@ -121,11 +123,14 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
         file = StudyFile(settings=own, space=searched.to_data(), source=_name_of(config, cfg),
                          evaluations=_evaluations(cfg))
         folder = StudyFolder.create(path.expanduser(), file, resolved)
-        return _work(folder, file, searched, shared, jobs, progress)
+        return _work(folder, folder.file(), searched, shared, jobs, progress)
 
 
-def _continued(path: Path, space: SpaceLike | None, trials: int | None, jobs: int, progress: bool) -> TuneResult:
+def _continued(path: Path, space: SpaceLike | None, trials: int | None, jobs: int, progress: bool,
+               trust: bool) -> TuneResult:
     folder = StudyFolder.open(path)
+    if not trust:
+        folder.require_trusted()
     file, shared = folder.file(), TrialConfig(folder.base())
     if file.space is None and not callable(space):
         raise UserError(f"the search space of {path} is a function of a program: continue it there, with "
@@ -133,15 +138,16 @@ def _continued(path: Path, space: SpaceLike | None, trials: int | None, jobs: in
     if file.space is not None and space is not None:
         raise UserError(f"the study {path} has its search space already: leave out space")
     if trials is not None:
-        folder.set_trials(trials)
-        file = folder.file()
-    return _work(folder, file, make_space(space if file.space is None else file.space, shared), shared, jobs, progress)
+        file = file.model_copy(update={"settings": file.settings.model_copy(update={"trials": trials})})
+    searched = make_space(space if file.space is None else file.space, shared)
+    return _work(folder, file, searched, shared, jobs, progress, trust)
 
 
 def _work(folder: StudyFolder, file: StudyFile, space: SearchSpace, config: TrialConfig, jobs: int,
-          progress: bool) -> TuneResult:
+          progress: bool, trust: bool = False) -> TuneResult:
     folder.lock()
     try:
+        folder.write(file)
         study = folder.optuna_study(file.settings, jobs, file.evaluations)
         continued = requeue_interrupted(study)
         before = summaries(study)
@@ -149,13 +155,14 @@ def _work(folder: StudyFolder, file: StudyFile, space: SearchSpace, config: Tria
         view: StudyView | SilentStudyView = SilentStudyView()
         if progress:
             view = StudyView(file.settings.trials, done, None if known is None else known.score)
-        stop = SignalledEnd()
+        stop = SignalledStop()
         try:
             view.say(f"study      {folder.path}, {_plan_text(file, config)}")
             if continued:
                 view.say(f"{continued} interrupted trial{'s continue' if continued > 1 else ' continues'}")
             with stop_on_signal(stop):
-                TrialRunner(folder, study, space, config, file.settings, file.evaluations, view).run(jobs, stop)
+                TrialRunner(folder, study, space, config, file.settings, file.evaluations, view,
+                            trust).run(jobs, stop)
         finally:
             view.close()
             trials = summaries(study)
@@ -178,24 +185,30 @@ def _plan_text(file: StudyFile, config: TrialConfig) -> str:
             f"sampler {settings.sampler}, pruner {settings.pruner}, score: {settings.objective}")
 
 
-def _shared_config(resolved: Resolved, config: Any, overrides: Sequence[str], env: Any, wrappers: Any,
-                   settings: Mapping[str, Any]) -> Resolved:
-    """Config of all trials: without stop_at, and with ten evaluations, unless these keys are given."""
+def _shared_config(resolved: Resolved) -> Resolved:
+    """Config of all trials: without stop_at, and with ten evaluations, unless the user has set these keys.
+
+    `init_from` becomes an absolute path: the runs of the trials have another root.
+    """
     cfg = resolved.config
-    given = {pair.partition("=")[0] for pair in overrides} | {key for key, _ in leaves(settings)}
-    if place := sorted(given & {"run.name", "run.root"}):
+    sources = resolved.provenance or dict.fromkeys(flatten(cfg), SETTINGS)  # a RunConfig is complete
+    if place := [key for key in ("run.name", "run.root") if sources[key] in (COMMAND_LINE, KEYWORDS)]:
         raise UserError(f"{place[0]}: the runs of a study are in its directory, which --study chooses (study=...)")
-    if foreign := [text for text in texts_of(cfg.model_dump(mode="json")) if text.startswith(("__main__:", "object:"))]:
-        raise UserError(f"{foreign[0].partition(':')[2]}: trials are processes of their own, which cannot import "
-                        "definitions of a script or notebook, lambdas and instances: put a class or a function into a "
-                        "file, my_module.py, and pass it from there")
-    more: dict[str, Any] = {} if "stop_at" in given else {"stop_at": None}
-    if not given & {"eval.period_steps", "eval.period_updates"}:
+    require_names(cfg.model_dump(mode="json"), "tune")
+    more: dict[str, Any] = {} if _is_given(sources["stop_at"]) else {"stop_at": None}
+    if not any(_is_given(sources[key]) for key in ("eval.period_steps", "eval.period_updates")):
         unit, total = ("steps", cfg.total_steps) if cfg.total_updates is None else ("updates", cfg.total_updates)
         more[f"eval.period_{unit}"] = max(1, total // EVALUATIONS)
-    shared = TrialConfig(recipe_of(resolved)).resolve(more, "tune")
-    sources = {key: shared.provenance[key] if key in more else source for key, source in resolved.provenance.items()}
-    return Resolved(shared.config, sources)
+    if cfg.init_from is not None:
+        more["init_from"] = absolute_name(cfg.init_from, cfg.run.root)
+    shared = TrialConfig(recipe_of(Resolved(cfg, sources))).resolve(more, "tune")
+    return Resolved(shared.config, {key: shared.provenance[key] if key in more else source
+                                    for key, source in sources.items()})
+
+
+def _is_given(source: str) -> bool:
+    """True for the source of a value that the user has set, here or in a file."""
+    return source != DEFAULT and not source.startswith("recipe ")
 
 
 def _evaluations(cfg: RunConfig) -> int:

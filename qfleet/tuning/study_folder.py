@@ -18,6 +18,8 @@ from qfleet.config.strict_yaml import dump_yaml
 from qfleet.core.errors import UserError
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runs.directory import RunDirectory, replace_text
+from qfleet.runs.find import refuse_imports
+from qfleet.runs.trust import fingerprint, owned
 from qfleet.tuning.space import nested
 from qfleet.tuning.study_settings import StudySettings, make_pruner, make_sampler
 
@@ -35,6 +37,8 @@ class StudyFile(Config):
     """What was tuned, for the description of the best recipe."""
     evaluations: int
     """Evaluations of a whole run."""
+    home: str | None = None
+    """Fingerprint of the study's directory, which a copy does not have."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class StudyFolder:
     """A study on disk."""
 
     path: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "study.yaml"
 
     @property
     def logs(self) -> Path:
@@ -66,7 +74,7 @@ class StudyFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             replace_text(path / "base.yaml", "# Config shared by all trials.\n" + dump_yaml(recipe_of(base)))
-            replace_text(path / "study.yaml", dump_yaml(file.model_dump(mode="json")))
+            StudyFolder(path).write(file.model_copy(update={"home": fingerprint(path)}))
         except OSError as error:
             raise UserError(f"cannot write the study {path}: {error.strerror}; choose another directory with "
                             "--study") from error
@@ -80,17 +88,21 @@ class StudyFolder:
         return StudyFolder(path)
 
     def file(self) -> StudyFile:
-        return validate(StudyFile, read_yaml(self.path / "study.yaml"), str(self.path / "study.yaml"))
+        return validate(StudyFile, read_yaml(self.settings), str(self.settings))
 
     def base(self) -> dict[str, Any]:
         return read_yaml(self.path / "base.yaml")
 
-    def set_trials(self, trials: int) -> None:
-        """Record a new number of trials."""
+    def write(self, file: StudyFile) -> None:
+        """Write study.yaml."""
+        replace_text(self.settings, dump_yaml(file.model_dump(mode="json")))
+
+    def require_trusted(self) -> None:
+        """Refuse a foreign study that names code. Call it before validating its config, which imports that code."""
         file = self.file()
-        settings = file.settings.model_copy(update={"trials": trials})
-        replace_text(self.path / "study.yaml",
-                     dump_yaml(file.model_copy(update={"settings": settings}).model_dump(mode="json")))
+        if not (owned(self.path, self.settings) and file.home == fingerprint(self.path)):
+            refuse_imports(self.base() | {"space": file.space}, f"study {self.path}",
+                           "it was not created here by you (it may be a copy)")
 
     def lock(self) -> None:
         """Become the only process that works on the study."""

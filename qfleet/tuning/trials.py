@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 from qfleet.core.errors import UserError
 from qfleet.launch.run_process import RunOrder, RunPool, RunProcess, remove_saved_state, with_place
+from qfleet.process.signals import SignalledStop
 from qfleet.runs.directory import RunDirectory
 from qfleet.tuning.space import SearchSpace, TrialConfig
 from qfleet.tuning.study_folder import StudyFolder
@@ -25,12 +27,6 @@ class StudyEvents(Protocol):
     def started(self, trial: ActiveTrial) -> None: ...
     def evaluated(self, trial: ActiveTrial, score: float) -> None: ...
     def ended(self, trial: ActiveTrial, state: str, text: str) -> None: ...
-
-
-class SignalledEnd:
-    """What a signal sets: the reason to end the study early."""
-
-    reason: str | None = None
 
 
 @dataclass
@@ -61,14 +57,14 @@ class TrialRunner:
     """Works on a study until it has its number of trials or is stopped."""
 
     def __init__(self, folder: StudyFolder, study: Any, space: SearchSpace, config: TrialConfig,
-                 settings: StudySettings, evaluations: int, view: StudyEvents) -> None:
+                 settings: StudySettings, evaluations: int, view: StudyEvents, trust: bool = False) -> None:
         self.folder, self.study, self.space, self.config, self.settings = folder, study, space, config, settings
         self.expected = evaluations * settings.seeds_per_trial
-        self.view = view
+        self.view, self.trust = view, trust
         self.active: list[ActiveTrial] = []
         self._grid = self._shuffled_grid() if settings.sampler == "grid" else None
 
-    def run(self, jobs: int, stop: SignalledEnd) -> None:
+    def run(self, jobs: int, stop: SignalledStop) -> None:
         with RunPool(self.folder.logs, jobs) as pool:
             while self.active or (stop.reason is None and self._left() > 0):
                 if stop.reason is not None:
@@ -117,8 +113,10 @@ class TrialRunner:
         resolved = self.config.resolve(settings, f"trial {number}")
         first, count = resolved.config.seed, self.settings.seeds_per_trial
         names = [run] if count == 1 else [f"{run}-s{first + index}" for index in range(count)]
-        return [RunOrder(with_place(resolved.config.model_copy(update={"seed": first + index}), self.folder.path, name),
-                         resolved.provenance) for index, name in enumerate(names)]
+        configs = [with_place(resolved.config.model_copy(update={"seed": first + index}), self.folder.path, name)
+                   for index, name in enumerate(names)]
+        return [RunOrder(config, resolved.provenance, sys.argv, may_exist=True, trust=self.trust)
+                for config in configs]
 
     def _enqueue_grid_point(self) -> None:
         trials = self.study.get_trials(deepcopy=False)
@@ -154,7 +152,7 @@ class TrialRunner:
                 assert active.process is not None
                 active.process.request_stop()
 
-    def _end_run(self, active: ActiveTrial, pool: RunPool, stop: SignalledEnd) -> None:
+    def _end_run(self, active: ActiveTrial, pool: RunPool, stop: SignalledStop) -> None:
         process = active.process
         assert process is not None
         result, error = process.end()
@@ -164,7 +162,7 @@ class TrialRunner:
             active.steps, active.seconds = active.steps + result.steps, active.seconds + result.seconds
         if active.pruned and stopped:
             process.directory.conclude("pruned")
-            self._tell(active, "PRUNED", f"after evaluation {active.reported} of {self.expected}")
+            self._tell_pruned(active)
         elif stopped and stop.reason is not None:
             self._tell(active, "FAIL", "interrupted")
         elif result is None or stopped:
@@ -174,10 +172,17 @@ class TrialRunner:
         else:
             self._report_scores(active, scores)
             active.scores.append(self.settings.score(scores))
-            if active.orders:
-                self._start_run(active, pool)
-            else:
+            if not active.orders:
                 self._tell(active, "COMPLETE", "", fmean(active.scores))
+            elif active.pruned:
+                self._tell_pruned(active)
+            elif stop.reason is not None:
+                self._tell(active, "FAIL", "interrupted")
+            else:
+                self._start_run(active, pool)
+
+    def _tell_pruned(self, active: ActiveTrial) -> None:
+        self._tell(active, "PRUNED", f"after evaluation {active.reported} of {self.expected}")
 
     def _fail(self, active: ActiveTrial, error: str) -> None:
         active.trial.set_user_attr("error", error)

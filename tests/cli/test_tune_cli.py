@@ -13,6 +13,7 @@ from qfleet.tuning import study
 from qfleet.tuning.space import TrialConfig, make_space
 from qfleet.tuning.study import TuneResult
 from qfleet.tuning.study_folder import recipe_of
+from qfleet.tuning.study_settings import StudySettings
 from qfleet.tuning.trials import TrialSummary
 
 TRIALS = (TrialSummary(0, "complete", 12.5, {"learner.learning_rate": 0.00123456, "agent.double": True}, "trial-000",
@@ -73,7 +74,7 @@ def test_an_interrupted_study_names_the_command_that_continues_it(calls, capsys)
 
 def test_resume_takes_trials_and_jobs(calls):
     assert main(["tune", "--resume", "s", "--trials", "40", "--jobs", "3"]) == 0
-    assert calls[0] == [((), {"study": "s", "resume": True, "trials": 40, "jobs": 3, "progress": True})]
+    assert calls[0] == [((), {"study": "s", "resume": True, "trials": 40, "jobs": 3, "progress": True, "trust": False})]
 
 
 @pytest.mark.parametrize(("words", "text"), [
@@ -99,6 +100,14 @@ def test_help_describes_the_search_space(capsys):
     assert main(["tune", "--help"]) == 0
     out = capsys.readouterr().out
     assert "key=LOW..HIGH[:log|:STEP]" in out and "--pruner" in out and "--resume DIR" in out
+
+
+def test_help_names_the_defaults_of_a_study(capsys):
+    main(["tune", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for name in ("trials", "sampler", "pruner", "objective", "seeds_per_trial"):
+        entry = text.partition(f" --{name.replace('_', '-')} ")[2]
+        assert re.search(r"\(default: (\w+)\)", entry)[1] == str(StudySettings.model_fields[name].default)
 
 
 def test_the_documented_search_space_is_valid():

@@ -282,6 +282,40 @@ def test_a_learner_restored_in_mid_schedule_continues_to_the_bit(cfg):
     assert rates(whole) == rates(first) + rates(then)
 
 
+@pytest.mark.parametrize("cfg", [*RULES, config("adam"), config("torch.optim:NAdam")])
+def test_the_position_in_a_schedule_is_saved_exactly(cfg):
+    shards = make_shards(torch.zeros(8), cfg, ParameterServerConfig(shards=2))
+    for shard in shards:
+        shard.optimizer.count = 2**24 + 1
+    states = [unpack_shard(pack_shard(shard.state_dict())) for shard in shards]
+    merged = merge_states(states)
+    assert ("count" in merged) == (not shards[0].optimizer.rate.is_constant), "checkpoints without one stay as they are"
+    [state] = split_state(merged, 3, 1)
+    again = make_optimizer(cfg, torch.zeros(8))
+    again.load_state_dict(state)
+    if "count" in merged:
+        assert again.count == 2**24 + 1
+
+
+def test_updates_that_were_not_finite_count_in_a_restored_schedule():
+    cfg = config("adam", schedule="linear", schedule_updates=10)
+    first, then = make_optimizer(cfg, torch.zeros(4)), make_optimizer(cfg, torch.zeros(4))
+    for ok in (True, False, False):
+        first.prepare()
+        first.step_if(torch.tensor(ok), torch.ones(4), torch.tensor(1.0))
+    then.load_state_dict(first.state_dict())
+    assert first.count == then.count == 3 and float(then.steps) == 1
+    del (old := first.state_dict())["count"]
+    then.load_state_dict(old)
+    assert then.count == 1, "a checkpoint of an earlier version has no position"
+
+
+def test_whole_numbers_in_the_state_of_an_optimizer_are_saved_exactly():
+    kinds = state_kinds(config("test_optimizers:Numbers"))
+    assert {name: kind.saved_as for name, kind in kinds.items()} == dict.fromkeys(
+        ("made", "drift", "calls"), torch.float64)
+
+
 def rates(learner):
     return [values["train/learning_rate"] for values in learner.metrics.values if "train/learning_rate" in values]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qfleet.config import flatten
+from qfleet.core.env import EnvSpec, Leaf
+from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.resolution import recipe_names, resolve
 from qfleet.runconfig.smoke import EPISODE_STEPS, UPDATES, smoke_overrides
 
@@ -40,6 +42,20 @@ def test_topologies_and_schedules_of_every_kind_can_be_shortened(overrides):
     old, new = shortened("cartpole", *overrides)
     assert (new.learners, new.sync, bool(new.actors)) == (old.learners, old.sync, bool(old.actors))
     assert new.total_steps <= 3000
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 2, 200])
+def test_a_schedule_with_warm_up_is_shortened(schedule, warmup):
+    _, new = shortened("cartpole", f"learner.schedule={schedule}", f"learner.warmup_updates={warmup}")
+    resolved = resolve_auto(new, EnvSpec("CartPole-v1", {"obs": Leaf((4,), "float32", "vector")}, 2))
+    assert resolved.learner.schedule == schedule and resolved.learner.warmup_updates == min(warmup, UPDATES // 4)
+    assert resolved.learner.schedule_updates == (UPDATES if schedule == "cosine" else None)
+
+
+def test_a_smoke_test_is_not_logged_elsewhere():
+    _, new = shortened("cartpole", "run.mlflow=true", "run.wandb=true")
+    assert not (new.run.mlflow or new.run.wandb)
 
 
 def test_sizes_of_the_planned_run_are_replaced_too():

@@ -19,7 +19,15 @@ from qfleet.core.errors import UserError
 from qfleet.runs import mlflow_writer as module
 from qfleet.runs.directory import RunDirectory, RunSection
 from qfleet.runs.metric_writers import read_metrics
-from qfleet.runs.mlflow_writer import MAX_PARAM_CHARACTERS, SETTINGS, MlflowWriter, flat, metric_name
+from qfleet.runs.mlflow_writer import (
+    ATTEMPTS,
+    MAX_PARAM_CHARACTERS,
+    SETTINGS,
+    MlflowWriter,
+    first_line,
+    flat,
+    metric_name,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -134,7 +142,7 @@ def test_a_server_that_fails_costs_records_and_one_warning_and_no_time(store, mo
     assert len(calls) <= 1, "the training does not wait for the server"
     answered.set()
     writer.close()
-    assert len(calls) == 2 and caplog.text.count("training continues") == 1
+    assert len(calls) == ATTEMPTS + 1 and caplog.text.count("training continues") == 1
     assert "record lost (the server is gone)" in caplog.text
 
 
@@ -148,6 +156,66 @@ def test_a_server_that_hangs_delays_the_end_only_for_a_moment(store, monkeypatch
     writer.close()
     release.set()
     assert "does not answer" in caplog.text
+
+
+def test_a_record_that_fails_once_is_sent_again(store, monkeypatch, caplog):
+    writer = MlflowWriter(new_directory(), CONFIG)
+    send, failures = writer._client.log_batch, [OSError("database is locked")]
+
+    def locked_once(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        send(*args, **kwargs)
+
+    monkeypatch.setattr(writer._client, "log_batch", locked_once)
+    for step in range(3):
+        writer.write({"step": step, "train/loss": 1.0})
+    writer.close()
+    [run] = stored(store)
+    assert len(store.get_metric_history(run.info.run_id, "train/loss")) == 3 and caplog.text == ""
+
+
+def test_a_run_ends_also_if_its_queue_is_full(store, monkeypatch):
+    monkeypatch.setattr(module, "WAITING_RECORDS", 1)
+    writer = MlflowWriter(new_directory(), CONFIG)
+    sending, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(writer, "_send", lambda record: (sending.set(), go_on.wait(20)))
+    writer.write({"step": 1})
+    assert sending.wait(20)
+    writer.write({"step": 2})
+    threading.Timer(0.2, go_on.set).start()
+    writer.close()
+    assert stored(store)[0].info.status == "FINISHED"
+
+
+def test_another_run_may_create_the_experiment_meanwhile(store, monkeypatch):
+    asked = []
+
+    def not_yet(client, name, look_up=MlflowClient.get_experiment_by_name):
+        asked.append(name)
+        if len(asked) == 1:
+            store.create_experiment(name)
+            return None
+        return look_up(client, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "get_experiment_by_name", not_yet)
+        MlflowWriter(new_directory(), CONFIG).close()
+    assert len(stored(store)) == 1
+
+
+def test_a_password_is_neither_stored_nor_shown(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
+    with pytest.raises(UserError, match=r"http://127.0.0.1:9 cannot be used") as caught:
+        MlflowWriter(new_directory(), CONFIG)
+    assert "secret" not in str(caught.value)
+    assert first_line(ValueError("request to http://me:secret@h/api failed")) == "request to http://h/api failed"
+    monkeypatch.setattr(module, "_connect", lambda address: store)
+    directory = new_directory("y")
+    for _ in range(2):
+        MlflowWriter(directory, CONFIG).close()
+        assert len(stored(store)) == 1, "the second continues the first"
+    assert json.loads((directory.path / "mlflow.json").read_text())["tracking_uri"] == "http://127.0.0.1:9"
 
 
 def test_a_missing_mlflow_names_the_extra(store, monkeypatch):

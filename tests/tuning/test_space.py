@@ -101,6 +101,17 @@ def test_a_grid_has_every_combination_and_refuses_ranges(config):
         make_space({"learner.learning_rate": "0.1..1"}, config).grid()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("text", "values"), [
+    ("0.0..0.9:0.3", [0.0, 0.3, 0.6, 0.9]), ("0.1..0.3:0.1", [0.1, 0.2, 0.3]), ("0.1..0.35:0.1", [0.1, 0.2, 0.3])])
+def test_steps_have_no_rounding_errors(config, text, values):
+    space = make_space({"explore.end": text}, config)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    found = {space.suggest(study.ask())["explore.end"] for _ in range(60)}
+    assert sorted(found) == pytest.approx(values)
+    assert values == [point["explore.end"] for point in space.grid()]
+
+
 def test_a_function_is_called_before_the_study_starts(config):
     space = make_space(lambda trial: {"agent": {"n_step": trial.suggest_int("n", 1, 3)}}, config)
     assert space.to_data() is None and set(space.suggest(optuna.create_study().ask())) == {"agent.n_step"}

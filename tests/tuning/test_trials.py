@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import optuna
 import pytest
 
 import qfleet
+from qfleet.config import parse_mapping
 from qfleet.core.errors import UserError
 from qfleet.launch.attempt import TrainResult
 from qfleet.runconfig.resolution import resolve
@@ -41,7 +43,6 @@ class ScriptedRun:
     def exited(self):
         return self.stopped or self.shown == len(self.script) or isinstance(self.script, str)
 
-    def kill_if_overdue(self): ...
     def kill(self): ...
 
     def request_stop(self):
@@ -109,6 +110,22 @@ def test_trials_are_compared_at_equal_steps_with_ten_evaluations_unless_told_oth
     tune(trials=1, study="other", overrides=["stop_at=400", "eval.period_steps=5000"])
     config = ScriptedRun.made[1].config
     assert (config.stop_at, config.eval.period_steps) == (400, 5000)
+    Path("mine.yaml").write_text("extends: cartpole\nstop_at: 400\neval:\n  period_steps: 5000\n")
+    for number, source in enumerate(["mine.yaml", resolve("mine.yaml").config]):
+        qfleet.tune(source, space=SPACE, trials=1, study=f"more{number}")
+        config = ScriptedRun.made[-1].config
+        assert (config.stop_at, config.eval.period_steps) == (400, 5000)
+
+
+def test_trials_begin_with_the_weights_of_a_run_outside_of_the_study():
+    run = Path("elsewhere/first")
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("seed: 1\n")
+    Path("mine.yaml").write_text("extends: cartpole\nrun: {root: elsewhere}\n")
+    for word in ("first", "last"):
+        qfleet.tune("mine.yaml", space=SPACE, trials=1, study=f"from-{word}", init_from=word)
+        assert ScriptedRun.made[-1].config.init_from == str(run.absolute())
+        assert parse_mapping(Path(f"from-{word}/base.yaml").read_text(), "")["init_from"] == str(run.absolute())
 
 
 @pytest.mark.parametrize(("objective", "score"), [("final", 6.0), ("last", 8.0), ("best", 9.0), ("mean", 5.0)])
@@ -136,6 +153,35 @@ def test_a_pruned_trial_is_marked_in_its_run_and_the_study_goes_on(scripted):
     assert run_state(run) == "pruned" and "was pruned" in describe_state(run, "pruned")
     assert "resume" not in describe_state(run, "pruned"), "a pruned run is not to be resumed"
     assert result.best.state == "complete"
+
+
+def test_a_trial_that_is_pruned_at_the_end_of_a_seed_trains_no_further_seed(scripted):
+    script(scripted, lambda config: [float(-len(ScriptedRun.made))] * 2)
+    scripted.setattr("qfleet.tuning.study_folder.make_pruner",
+                     lambda *options: optuna.pruners.ThresholdPruner(lower=-2.5))
+    scripted.setattr(ScriptedRun, "exited", True)  # each run ends before its evaluations are seen
+    scripted.setattr(ScriptedRun, "scores", lambda run: run.script)
+    result = tune(trials=2, seeds_per_trial=2)
+    assert [trial.state for trial in result.trials] == ["complete", "pruned"]
+    assert [run.directory.name for run in ScriptedRun.made] == ["trial-000-s1", "trial-000-s2", "trial-001-s1"]
+
+
+def test_a_stopped_study_starts_no_further_seed(scripted):
+    class Stop:
+        reason = None
+
+    scripted.setattr("qfleet.tuning.study.SignalledStop", Stop)
+
+    def scores(config):
+        Stop.reason = "interrupted"  # and the run ends by itself, before it is asked to stop
+        return []
+
+    script(scripted, scores)
+    scripted.setattr(ScriptedRun, "scores", lambda run: [1.0])
+    scripted.setattr(ScriptedRun, "request_stop", lambda run: None)
+    result = tune(trials=1, seeds_per_trial=2)
+    assert (result.reason, result.exit_code, len(ScriptedRun.made)) == ("interrupted", 130, 1)
+    assert [trial.state for trial in result.trials] == ["interrupted"]
 
 
 def test_a_failed_trial_is_recorded_and_the_study_goes_on(scripted):
@@ -179,6 +225,43 @@ def test_a_study_is_continued_with_its_own_settings():
     assert len(qfleet.tune(study="study", resume=True).trials) == 4, "a finished study has nothing left to do"
     with pytest.raises(UserError, match="with its own settings"):
         qfleet.tune("cartpole", study="study", resume=True)
+
+
+def test_a_copied_study_that_names_code_is_continued_only_with_trust(monkeypatch):
+    Path("own.py").write_text("import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    qfleet.tune("own:make", space=SPACE, trials=1, study="study", total_steps=20_000)
+    shutil.move("study", "moved")
+    assert len(qfleet.tune(study="moved", resume=True, trials=2).trials) == 2, "a moved study is trusted"
+    shutil.copytree("moved", "copy")
+    with pytest.raises(UserError, match=r"study copy imports own:make.*--trust"):
+        qfleet.tune(study="copy", resume=True, trials=3)
+    assert len(qfleet.tune(study="copy", resume=True, trials=3, trust=True).trials) == 3
+
+
+def test_choices_of_a_copied_study_may_name_code_too():
+    tune(trials=1)
+    shutil.copytree("study", "copy")
+    assert len(qfleet.tune(study="copy", resume=True, trials=2).trials) == 2, "it names no code"
+    file = Path("copy/study.yaml")
+    content = parse_mapping(file.read_text(), "")
+    content["space"]["agent.encoder"] = {"choices": ["evil:A", "evil:B"]}
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"study copy imports evil:A, evil:B"):
+        qfleet.tune(study="copy", resume=True)
+
+
+def test_a_study_that_another_process_works_on_is_not_changed():
+    tune(trials=1)
+    before = Path("study/study.yaml").read_text()
+    folder = StudyFolder(Path("study"))
+    folder.lock()
+    try:
+        with pytest.raises(UserError, match="another process works on this study"):
+            qfleet.tune(study="study", resume=True, trials=9)
+    finally:
+        folder.unlock()
+    assert Path("study/study.yaml").read_text() == before
 
 
 def test_interrupted_trials_continue_in_their_runs(scripted):
