@@ -124,6 +124,7 @@ class TrainedAgent:
         config = self.config.model_dump(mode="json", include={"agent", "env", "explore", "learner", "replay", "seed"})
         return {"qfleet": __version__, "algo": self.config.agent.algo, "env": self.spec.to_json(), "config": config,
                 "updates": self.policy.version, **origin}
+
     def q_values(self, obs: Any) -> np.ndarray:
         """Values of all actions for one observation or for a batch: the next greedy `act` takes the largest.
 
