@@ -17,6 +17,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,21 @@ def study(root: Path, trials: int, seeds: int, jobs: int) -> qfleet.TuneResult:
 
 
 def trained(name: str, source: str, root: Path, jobs: int) -> list[dict[str, Any]]:
-    """Train all seeds, unless they are there, and evaluate their last and their best policies."""
+    """Train all seeds, or what is left of them, and evaluate their last and their best policies."""
     runs = [root / "seeds" / f"{name}-s{seed}" for seed in SEEDS]
-    if not all((run / "checkpoints").exists() for run in runs):
-        subprocess.run([sys.executable, "-m", "qfleet", "train", source, *SHARED, f"eval.period_steps={STEPS // 10}",
-                        "stop_at=null", "checkpoint.replay=false", f"run.root={root / 'seeds'}", f"run.name={name}",
-                        f"seed={SEEDS[0]}", "--seeds", str(len(SEEDS)), "--jobs", str(jobs)], check=True)
+    commands = [training(run, source, seed) for run, seed in zip(runs, SEEDS, strict=True)]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(partial(subprocess.run, check=True), commands))
     return [outcome(name, run, seed) for run, seed in zip(runs, SEEDS, strict=True)]
+
+
+def training(run: Path, source: str, seed: int) -> list[str]:
+    """Command that trains a run, or resumes it, which does nothing if it has ended."""
+    python = [sys.executable, "-m", "qfleet"]
+    if run.exists():
+        return [*python, "resume", str(run)]
+    return [*python, "train", source, *SHARED, f"eval.period_steps={STEPS // 10}", "stop_at=null",
+            "checkpoint.replay=false", f"run.root={run.parent}", f"run.name={run.name}", f"seed={seed}"]
 
 
 def outcome(name: str, run: Path, seed: int) -> dict[str, Any]:

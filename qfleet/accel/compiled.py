@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qfleet.accel.cuda_graph import first_line
+from qfleet.core.tracebacks import first_line
 
 log = logging.getLogger(__name__)
 

@@ -66,8 +66,3 @@ def capture_graph(function: Callable[[], object], generators: list[torch.Generat
             generator.graphsafe_set_state(state)  # a failed capture leaves them in capture mode
         raise
     return graph
-
-
-def first_line(error: Exception) -> str:
-    """Type and first line of an exception, for log messages."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else repr(error)

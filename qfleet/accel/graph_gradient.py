@@ -13,9 +13,10 @@ import logging
 
 import torch
 
-from qfleet.accel.cuda_graph import WARM_UP, capture_graph, fast_math, first_line, on_side_stream
+from qfleet.accel.cuda_graph import WARM_UP, capture_graph, fast_math, on_side_stream
 from qfleet.core.gradient import GradientResult, NetworkGradient
 from qfleet.core.replay import Sample
+from qfleet.core.tracebacks import first_line
 
 log = logging.getLogger(__name__)
 

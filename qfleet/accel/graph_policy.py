@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from qfleet.accel.cuda_graph import capture_graph, fast_math, first_line, on_side_stream
+from qfleet.accel.cuda_graph import capture_graph, fast_math, on_side_stream
 from qfleet.accel.protocols import EagerPolicy
 from qfleet.core.agent import Decision, ExplorationParams, Memory
 from qfleet.core.env import EnvSpec, Obs
 from qfleet.core.errors import UserError
+from qfleet.core.tracebacks import first_line
 from qfleet.core.weights import WeightSource
 
 log = logging.getLogger(__name__)

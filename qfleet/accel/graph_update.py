@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from qfleet.accel.cuda_graph import WARM_UP, capture_graph, fast_math, first_line, on_side_stream
+from qfleet.accel.cuda_graph import WARM_UP, capture_graph, fast_math, on_side_stream
 from qfleet.accel.protocols import DeviceOptimizer, FlatParams
 from qfleet.core.gradient import NetworkGradient
+from qfleet.core.tracebacks import first_line
 from qfleet.replay.device_store import DeviceReplay
 
 log = logging.getLogger(__name__)

@@ -189,8 +189,6 @@ def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams
                                              "mu": behaviour_probability(q_NA, action, explore)})
 
 
-# Learning.
-
 def greedy_inputs(net: nn.Module, obs: Tensors, memory: Memory, arm: torch.Tensor, cfg: Any,
                   actions: int) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
     """Side inputs of lanes that act as one arm, its index [N], and the recurrent state that the bonus changes."""
@@ -216,6 +214,8 @@ def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, cfg: Config, actions
     taken = {"state.action": (action + 1).int()} if state else {}
     return Decision(action, after | state | taken, {"q": r2d2.in_return_units(q_NA, cfg)})
 
+
+# Learning.
 
 def window_q_values(net: nn.Module, batch: Sample, cfg: Any, actions: int) -> torch.Tensor:
     """q [B, U + n, A] from the first trained row on."""

@@ -199,7 +199,13 @@ def _candidates(args: Namespace, problems: list[str]) -> list[RunDirectory]:
         found = list(runs.values())
         if not args.failed and args.older_than is None:
             return found
-        summaries = [summarise(run) for run in found]
+        summaries = []
+        for run in found:
+            try:
+                summaries.append(summarise(run))
+            except (UserError, OSError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                problems.append(f"the state of {run.path} cannot be read ({why}): name it without further options")
     else:
         summaries, notes = scan_runs(args.root)
         problems += notes

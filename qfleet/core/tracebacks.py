@@ -11,6 +11,12 @@ PACKAGE = Path(__file__).parents[1]
 LIBRARIES = {"site-packages", "dist-packages"}
 
 
+def first_line(error: BaseException) -> str:
+    """Type and first line of an exception, for messages."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def user_traceback(error: BaseException) -> str:
     """Traceback of an exception raised outside the package, without the package's frames before it."""
     start = error.__traceback__

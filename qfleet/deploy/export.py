@@ -46,7 +46,7 @@ def chosen_format(out: str | Path, format: str | None) -> ExportFormat:
 
 
 def require_absent(out: str | Path) -> Path:
-    """The path as an absolute or relative one; UserError if it exists."""
+    """Path of a new file; UserError if it exists."""
     target = Path(out).expanduser()
     if target.exists():
         raise UserError(f"{target} exists already: choose another path, or delete it")

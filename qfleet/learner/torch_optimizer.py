@@ -17,6 +17,7 @@ from torch import nn
 from qfleet.config import load_attribute
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
+from qfleet.core.tracebacks import first_line
 from qfleet.learner.optimizer import LearningRate, Optimizer, ParamShape, ParamSlice, clip_, saved_count
 from qfleet.learner.optimizer_config import OptimizerConfig
 
@@ -160,7 +161,7 @@ def state_kinds(cfg: OptimizerConfig) -> dict[str, StateKind] | None:
                 each.grad = torch.full_like(each, 0.5)
             optimizer.step()
         except Exception as error:
-            raise UserError(f"{_name(cfg)} fails in a trial step with {_first_line(error)}; qfleet calls step() with "
+            raise UserError(f"{_name(cfg)} fails in a trial step with {first_line(error)}; qfleet calls step() with "
                             "dense gradients and without a closure") from error
     if _hyperparameters(optimizer) != before:
         return None  # values that belong to all parameters together
@@ -192,7 +193,7 @@ def _build(cfg: OptimizerConfig, groups: Groups) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = make(groups, lr=cfg.learning_rate, **cfg.optimizer_options)
     except Exception as error:
         raise UserError(f"{_name(cfg)} cannot be made with learner.learning_rate and learner.optimizer_options: "
-                        f"{_first_line(error)}") from error
+                        f"{first_line(error)}") from error
     return optimizer
 
 
@@ -216,9 +217,4 @@ def _not_divisible(cfg: OptimizerConfig) -> str:
 
 def _name(cfg: OptimizerConfig) -> str:
     return f"learner.optimizer={cfg.optimizer}"
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 

@@ -64,8 +64,9 @@ class ChildFailure:
 
     def error(self) -> UserError | CallbackError | ProcessFault:
         """The failure as an exception."""
-        kinds = {EXIT_USER_ERROR: UserError, EXIT_CALLBACK_FAILED: CallbackError}
-        return kinds.get(self.code, ProcessFault)(self.text)
+        if self.code == EXIT_USER_ERROR:
+            return UserError(self.text)
+        return CallbackError(self.text) if self.code == EXIT_CALLBACK_FAILED else ProcessFault(self.text)
 
 
 class ChildState:

@@ -65,7 +65,7 @@ class MlflowWriter:
             self._id = self._open(directory, dict(flat(config)))
         except Exception as error:
             if new:
-                raise UserError(f"run.mlflow=true: {self.uri} cannot be used ({first_line(error)}): set "
+                raise UserError(f"run.mlflow=true: {self.uri} cannot be used ({short_reason(error)}): set "
                                 "MLFLOW_TRACKING_URI to the address of a server or to sqlite:///FILE, or "
                                 "run.mlflow=false") from error
             self._warning.add(error)
@@ -166,7 +166,7 @@ class MlflowWriter:
                 return
             except Exception as error:  # a failing writer must not stop the training
                 if attempt == ATTEMPTS:
-                    self._warning.add(RuntimeError(first_line(error)))
+                    self._warning.add(RuntimeError(short_reason(error)))
             self._closing.wait(RETRY_S)
 
     def _unsent(self) -> int:
@@ -220,7 +220,7 @@ def without_user(text: str) -> str:
     return re.sub(r"://[^/\s]*@", "://", text)
 
 
-def first_line(error: BaseException) -> str:
+def short_reason(error: BaseException) -> str:
     """Return the reason of an error in few words: that of the operating system, or the first line."""
     message = without_user(str(error))
     if found := re.search(r"\[Errno -?\d+\] ([\w ]+)", message):

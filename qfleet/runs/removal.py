@@ -77,7 +77,7 @@ def _besides_best(run: RunDirectory) -> list[Path]:
 
 @contextmanager
 def _locked(run: RunDirectory) -> Iterator[None]:
-    """Hold the run's lock, so that no process resumes it meanwhile. The checks are repeated under the lock."""
+    """Hold the run's lock, so that no process resumes it meanwhile. The checks are repeated first."""
     require_removable(run)
     run.lock()
     try:

@@ -121,6 +121,15 @@ def test_options_select_runs_or_restrict_those_that_are_named(root, capsys):
     assert "skipped: runs/running is running: stop it first" in capsys.readouterr().err
 
 
+def test_a_run_that_died_before_it_had_a_config_is_told_in_words(root, capsys):
+    path = make(root, "early", reason=None)
+    (path / "config.yaml").unlink()
+    assert main(["rm", "early", "--failed", "--yes"]) == 2
+    err = capsys.readouterr().err
+    assert "the state of runs/early cannot be read (No such file or directory)" in err and "Traceback" not in err
+    assert main(["rm", "early", "--yes"]) == 0 and not path.exists()
+
+
 def test_a_name_that_cannot_be_removed_keeps_all_of_them(root, capsys):
     make(root, "a")
     (make(root, "b") / "run.json").unlink()

@@ -24,9 +24,9 @@ from qfleet.runs.mlflow_writer import (
     MAX_PARAM_CHARACTERS,
     SETTINGS,
     MlflowWriter,
-    first_line,
     flat,
     metric_name,
+    short_reason,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -209,7 +209,7 @@ def test_a_password_is_neither_stored_nor_shown(store, monkeypatch):
     with pytest.raises(UserError, match=r"http://127.0.0.1:9 cannot be used") as caught:
         MlflowWriter(new_directory(), CONFIG)
     assert "secret" not in str(caught.value)
-    assert first_line(ValueError("request to http://me:secret@h/api failed")) == "request to http://h/api failed"
+    assert short_reason(ValueError("request to http://me:secret@h/api failed")) == "request to http://h/api failed"
     monkeypatch.setattr(module, "_connect", lambda address: store)
     directory = new_directory("y")
     for _ in range(2):
