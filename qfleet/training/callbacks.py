@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
 
 
-
 @dataclass(frozen=True)
 class Evaluation:
     """An evaluation: mean and standard deviation of the returns, the returns and lengths of the episodes.
 
-    `step` is that of the run when the score arrived, `updates` the version of the evaluated weights. `is_best`: no
-    earlier evaluation of the run had a higher mean.
+    `step` is that of the run when the score arrived, `updates` the version of the evaluated weights. `is_best`: its
+    mean is higher than that of all earlier evaluations of the run.
     """
 
     mean_reward: float
@@ -253,9 +252,6 @@ class EventQueue:
         self._kinds = {kind for kind, hook in EVENT_ORDER.items() if any(hook in each.hooks for each in callbacks)}
         self._events: list[Event] = []
 
-    def takes(self, kind: type) -> bool:
-        return kind in self._kinds
-
     def add(self, event: Event) -> None:
         if type(event) in self._kinds:
             self._events.append(event)
@@ -322,7 +318,7 @@ class CallbackWorker:
                 continue
             try:
                 method(self.control, *arguments)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit() too: the run is to be saved
                 what = f"{type(error).__name__}: {error}".removesuffix(": ")
                 frame, _ = user_frame(error)
                 where = "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
@@ -330,5 +326,3 @@ class CallbackWorker:
                                               f"stopped at step {self.control.steps:,}")
                 self._failure.__cause__ = error
                 self.control.stop()
-
-
