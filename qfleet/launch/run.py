@@ -30,6 +30,7 @@ from qfleet.runs.find import StrPath
 from qfleet.runs.metric_writers import read_metrics
 from qfleet.training.learner_core import LearnerCore
 from qfleet.training.learner_run import LearnerRun
+from qfleet.training.loop import PauseOnInterrupt
 
 
 class Run:
@@ -128,7 +129,7 @@ class Run:
         """Train until a condition holds after a round, or a count is reached, or the run has ended.
 
         Args:
-            condition: Function of the run.
+            condition: Function of the run. If it is true already, nothing is done.
             steps: Environment steps of the run.
             updates: Updates of the run.
             episodes: Finished training episodes of the run.
@@ -344,24 +345,23 @@ class Run:
         attempt, errors = self._open_attempt(), list[Exception]()
         if self.done or pause():
             return
+        signals = PauseOnInterrupt(attempt.core.stop)
 
         def pause_or_error() -> bool:
             """After an error in the caller's condition the round is complete, so that the run can be continued."""
             try:
-                return pause()
+                return signals.interrupted or pause()
             except Exception as error:
                 errors.append(error)
                 return True
 
-        with self._work(), attempt.stops_on_signal():
+        with self._work(), attempt.stops_on_signal(signals):
             self._begin()
             attempt.run.advance(pause_or_error)
             self._finish_if_failed()
-        if interrupted := attempt.core.stop.reason == "interrupted":
-            attempt.core.stop.withdraw()
         if errors:
             raise errors[0]
-        if interrupted:
+        if signals.interrupted:
             raise KeyboardInterrupt
 
     def _finish_if_failed(self) -> None:
