@@ -9,16 +9,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from qfleet.core.clock import Progress
 from qfleet.core.episode import Episode
 from qfleet.core.errors import CallbackError, UserError
 from qfleet.core.evaluation import Score
 from qfleet.core.tracebacks import user_frame
-from qfleet.replay.view import ReplayView
 from qfleet.runs.metric_writers import COUNTERS
 from qfleet.training.checkpointer import CheckpointWriter
+from qfleet.training.run_view import RunView
 
 if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
@@ -86,52 +84,24 @@ HOOKS = {name: len(inspect.signature(method).parameters) - 1
 """Number of arguments of each method."""
 
 
-class RunControl:
+class RunControl(RunView):
     """What callbacks can read and request of a run.
 
     Attributes:
         total_steps: Length of the run in environment steps.
         directory: Run directory.
-        replay: Replay buffer; `replay.sample(8)` has no effect on the training.
     """
 
     def __init__(self, core: LearnerCore, request_evaluation: Callable[[], None],
                  request_checkpoint: Callable[[], None]) -> None:
-        self._core = core
+        self._learner_core = core
         self._request_evaluation, self._request_checkpoint = request_evaluation, request_checkpoint
         self.total_steps = core.plan.total_steps
         self.directory = core.hooks.directory
-        self.replay = ReplayView(core.replay)
 
     @property
-    def steps(self) -> int:
-        """Environment steps so far."""
-        return self._core.progress().steps
-
-    @property
-    def updates(self) -> int:
-        """Updates so far."""
-        return self._core.progress().updates
-
-    @property
-    def episodes(self) -> int:
-        """Finished training episodes."""
-        return self._core.meter.episodes
-
-    @property
-    def best(self) -> float | None:
-        """Mean return of the best evaluation; None before the first."""
-        return self._core.best
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """Latest value of every metric, by tag."""
-        return dict(self._core.meter.latest)
-
-    @property
-    def network(self) -> nn.Module:
-        """The learner's network. It is being trained: copy its weights to keep them."""
-        return self._core.learner.flat.net
+    def _core(self) -> LearnerCore:
+        return self._learner_core
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to the next record. Values of the same tag within a log period are averaged.
