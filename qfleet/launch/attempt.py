@@ -23,7 +23,7 @@ from qfleet.core.replay import Sample
 from qfleet.core.tracebacks import user_traceback
 from qfleet.learner.learner import Diverged
 from qfleet.process.memory import out_of_memory_text, retain_freed_memory
-from qfleet.process.signals import EXIT_CODES, stop_on_signal
+from qfleet.process.signals import EXIT_CODES, Stoppable, stop_on_signal
 from qfleet.report.eval_video import EvalVideoRecorder
 from qfleet.runconfig.build import make_callbacks
 from qfleet.runconfig.plan_text import describe_plan
@@ -298,9 +298,10 @@ class Attempt(Generic[RunT]):
             reason = self.run.run()
         return self.result(reason)
 
-    def stops_on_signal(self) -> AbstractContextManager[None]:
+    def stops_on_signal(self, stop: Stoppable | None = None) -> AbstractContextManager[None]:
+        """While inside, signals end the run, or are passed to `stop`."""
         # In a run of several processes the driver handles the second SIGINT.
-        return stop_on_signal(self.core.stop, self.config.learners_act and not self.config.on_ray)
+        return stop_on_signal(stop or self.core.stop, self.config.learners_act and not self.config.on_ray)
 
     def result(self, reason: str) -> TrainResult:
         """Result of a run that has ended."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from torch import nn
-
 from qfleet.actor.policy import Policy
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
@@ -22,7 +20,6 @@ from qfleet.launch.remote_evaluator import RemoteEvaluatorSlot
 from qfleet.launch.scoring import EvalResult, evaluate_policy, require_positive
 from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
-from qfleet.replay.view import ReplayView
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
@@ -30,9 +27,11 @@ from qfleet.runs.find import StrPath
 from qfleet.runs.metric_writers import read_metrics
 from qfleet.training.learner_core import LearnerCore
 from qfleet.training.learner_run import LearnerRun
+from qfleet.training.loop import PauseOnInterrupt
+from qfleet.training.run_view import RunView
 
 
-class Run:
+class Run(RunView):
     """A run whose actors and learner are in this process.
 
     A round is one step of all lanes and the updates that are due. `step`, `until` and `train` run whole rounds of the
@@ -128,7 +127,7 @@ class Run:
         """Train until a condition holds after a round, or a count is reached, or the run has ended.
 
         Args:
-            condition: Function of the run.
+            condition: Function of the run. If it is true already, nothing is done.
             steps: Environment steps of the run.
             updates: Updates of the run.
             episodes: Finished training episodes of the run.
@@ -223,39 +222,9 @@ class Run:
     # ---- looking
 
     @property
-    def steps(self) -> int:
-        """Environment steps so far."""
-        return self._core.progress().steps
-
-    @property
-    def updates(self) -> int:
-        """Updates so far."""
-        return self._core.progress().updates
-
-    @property
-    def episodes(self) -> int:
-        """Finished training episodes."""
-        return self._core.meter.episodes
-
-    @property
-    def best(self) -> float | None:
-        """Mean return of the best evaluation during the training; None before the first."""
-        return self._core.best
-
-    @property
     def done(self) -> bool:
         """True if the run has ended: by its length, a score of `stop_at`, `stop` or a signal."""
         return self._result is not None or self._core.stop()
-
-    @property
-    def replay(self) -> ReplayView:
-        """Replay buffer; `replay.sample(8)` has no effect on the training."""
-        return ReplayView(self._core.replay)
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """Latest value of every metric, by tag. Records are written every `run.log_period_steps` steps."""
-        return dict(self._core.meter.latest)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -271,11 +240,6 @@ class Run:
             policy = Policy(learner.agent, seed_for(core.plan.seed, "agent"), core.plan.device)
             policy.load(learner.flat.state(), learner.updates)
         return TrainedAgent(self.config, core.layout.spec, policy)
-
-    @property
-    def network(self) -> nn.Module:
-        """The learner's network. It is being trained: copy its weights to keep them."""
-        return self._core.learner.flat.net
 
     def __repr__(self) -> str:
         steps = self.steps if self._result is None else self._result.steps
@@ -345,24 +309,23 @@ class Run:
         attempt, errors = self._open_attempt(), list[Exception]()
         if self.done or pause():
             return
+        signals = PauseOnInterrupt(attempt.core.stop)
 
         def pause_or_error() -> bool:
             """After an error in the caller's condition the round is complete, so that the run can be continued."""
             try:
-                return pause()
+                return signals.interrupted or pause()
             except Exception as error:
                 errors.append(error)
                 return True
 
-        with self._work(), attempt.stops_on_signal():
+        with self._work(), attempt.stops_on_signal(signals):
             self._begin()
             attempt.run.advance(pause_or_error)
             self._finish_if_failed()
-        if interrupted := attempt.core.stop.reason == "interrupted":
-            attempt.core.stop.withdraw()
         if errors:
             raise errors[0]
-        if interrupted:
+        if signals.interrupted:
             raise KeyboardInterrupt
 
     def _finish_if_failed(self) -> None:

@@ -19,18 +19,18 @@ from qfleet.core.tracebacks import user_frame
 from qfleet.replay.view import ReplayView
 from qfleet.runs.metric_writers import COUNTERS
 from qfleet.training.checkpointer import CheckpointWriter
+from qfleet.training.run_view import RunView
 
 if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
-
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """An evaluation: mean and standard deviation of the returns, the returns and lengths of the episodes.
 
-    `step` is that of the run when the score arrived, `updates` the version of the evaluated weights. `is_best`: no
-    earlier evaluation of the run had a higher mean.
+    `step` is that of the run when the score arrived, `updates` the version of the evaluated weights. `is_best`: its
+    mean is higher than that of all earlier evaluations of the run.
     """
 
     mean_reward: float
@@ -87,48 +87,32 @@ HOOKS = {name: len(inspect.signature(method).parameters) - 1
 """Number of arguments of each method."""
 
 
-class RunControl:
+class RunControl(RunView):
     """What callbacks can read and request of a run.
 
     Attributes:
         total_steps: Length of the run in environment steps.
         directory: Run directory.
-        replay: Replay buffer; `replay.sample(8)` has no effect on the training. With sync=allreduce it is that of
-            rank 0, and with sync=server it is empty: every learner has its own.
     """
 
     def __init__(self, core: LearnerCore, request_evaluation: Callable[[], None],
                  request_checkpoint: Callable[[], None], replay: ReplayView | None = None) -> None:
-        self._core = core
+        self._learner_core, self._replay = core, ReplayView(core.replay) if replay is None else replay
         self._request_evaluation, self._request_checkpoint = request_evaluation, request_checkpoint
         self.total_steps = core.plan.total_steps
         self.directory = core.hooks.directory
-        self.replay = ReplayView(core.replay) if replay is None else replay
 
     @property
-    def steps(self) -> int:
-        """Environment steps so far."""
-        return self._core.progress().steps
+    def _core(self) -> LearnerCore:
+        return self._learner_core
 
     @property
-    def updates(self) -> int:
-        """Updates so far."""
-        return self._core.progress().updates
+    def replay(self) -> ReplayView:
+        """Replay buffer; `replay.sample(8)` has no effect on the training.
 
-    @property
-    def episodes(self) -> int:
-        """Finished training episodes."""
-        return self._core.meter.episodes
-
-    @property
-    def best(self) -> float | None:
-        """Mean return of the best evaluation; None before the first."""
-        return self._core.best
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """Latest value of every metric, by tag."""
-        return dict(self._core.meter.latest)
+        With sync=allreduce it is that of rank 0, and with sync=server it is empty: every learner has its own.
+        """
+        return self._replay
 
     @property
     def network(self) -> nn.Module:
@@ -136,7 +120,7 @@ class RunControl:
 
         With sync=server it has the weights of the last evaluation or checkpoint.
         """
-        return self._core.learner.flat.net
+        return super().network
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to the next record. Values of the same tag within a log period are averaged.
@@ -255,9 +239,6 @@ class EventQueue:
         self._kinds = {kind for kind, hook in EVENT_ORDER.items() if any(hook in each.hooks for each in callbacks)}
         self._events: list[Event] = []
 
-    def takes(self, kind: type) -> bool:
-        return kind in self._kinds
-
     def add(self, event: Event) -> None:
         if type(event) in self._kinds:
             self._events.append(event)
@@ -324,7 +305,7 @@ class CallbackWorker:
                 continue
             try:
                 method(self.control, *arguments)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit() too: the run is to be saved
                 what = f"{type(error).__name__}: {error}".removesuffix(": ")
                 frame, _ = user_frame(error)
                 where = "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
@@ -332,5 +313,3 @@ class CallbackWorker:
                                               f"stopped at step {self.control.steps:,}")
                 self._failure.__cause__ = error
                 self.control.stop()
-
-

@@ -65,7 +65,7 @@ class CheckpointWriter:
         self.failed = False
         self.saved_at: Progress | None = None
         self.saved_path: Path | None = None
-        self.is_scheduled = False  # the newest checkpoint: of the others, none is an episode boundary
+        self.is_scheduled = False  # the newest checkpoint: only a scheduled one can be an episode boundary
         self.requested = False
 
     def request(self) -> None:

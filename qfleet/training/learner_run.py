@@ -132,10 +132,16 @@ class LearnerRun:
 
     def advance(self, pause: Callable[[], bool]) -> None:
         """Run whole rounds of the loop until the run ends, or until `pause()` is true after a round."""
-        stop = self.core.stop
+        stop, paused = self.core.stop, False
+
+        def serve(sleep_s: float) -> None:
+            nonlocal paused
+            self.acting.serve(sleep_s)
+            paused = pause()
+
         with self._clocks():
             try:
-                drive(self._round, lambda: stop() or pause(), self.acting.serve)
+                drive(self._round, lambda: paused or stop(), serve)
             except BaseException:
                 self.core.meter.finish()
                 raise

@@ -87,10 +87,6 @@ class StopRule:
         """Ask the run to end for this reason."""
         self.reason = reason
 
-    def withdraw(self) -> None:
-        """Let a run continue that was asked to end."""
-        self.reason = None
-
     def check_score(self, mean: float) -> None:
         """End the run if the mean return of an evaluation reaches `stop_at`."""
         if self.plan.stop_at is not None and mean >= self.plan.stop_at:
@@ -109,3 +105,24 @@ class StopRule:
         if self.reason is None:
             self.reason = self.reached_limit()
         return self.reason is not None
+
+
+class PauseOnInterrupt:
+    """Receives the signals of a run that its caller continues: SIGINT only sets `interrupted`, others end the run.
+
+    An evaluation that has begun is completed, as it would be repeated later with other weights.
+    """
+
+    def __init__(self, stop: StopRule) -> None:
+        self._stop, self.interrupted = stop, False
+
+    @property
+    def reason(self) -> str | None:
+        return "interrupted" if self.interrupted else self._stop.reason
+
+    @reason.setter
+    def reason(self, reason: str | None) -> None:
+        if reason == "interrupted":
+            self.interrupted = True
+        elif reason is not None:
+            self._stop.request(reason)

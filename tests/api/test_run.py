@@ -19,6 +19,7 @@ from qfleet import Run, UserError, api
 from qfleet.runconfig import auto
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.run_state import run_state
+from qfleet.training import evaluation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -268,6 +269,49 @@ def test_ctrl_c_leaves_a_run_usable():
         assert run.step(40) >= 40
         run.train()
     assert_equal(whole, run.directory)
+
+
+def interrupt_evaluations(monkeypatch, times: int) -> None:
+    """Press Ctrl-C once an evaluation has begun."""
+    play = evaluation.evaluate
+
+    def interrupted(*arguments, **keywords):
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+        return play(*arguments, **keywords)
+
+    monkeypatch.setattr(evaluation, "evaluate", interrupted)
+
+
+def test_ctrl_c_waits_for_an_evaluation_that_has_begun(monkeypatch):
+    """Otherwise it would be repeated a round later, with other weights."""
+    whole = trained(DQN, *SCHEDULED)
+    with new_run(DQN, *SCHEDULED) as run:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            interrupt_evaluations(patch, times=1)
+            run.step(300)
+        assert 120 <= run.steps < 122 and run.best is not None and not run.done
+        run.train()
+    assert_equal(whole, run.directory)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_an_evaluation(monkeypatch):
+    with new_run(DQN, *SCHEDULED) as run:
+        interrupt_evaluations(monkeypatch, times=2)
+        with pytest.raises(KeyboardInterrupt):
+            run.step(300)
+        assert run.best is None
+        with pytest.raises(UserError, match="is closed"):
+            run.step()
+
+
+def test_a_condition_is_called_once_at_the_start_and_after_each_round():
+    with new_run(DQN, "total_steps=100") as run:
+        seen = []
+        run.until(lambda run: seen.append(run.steps) or run.steps >= 8)
+        assert seen == [0, 2, 4, 6, 8]
+        run.until(lambda run: seen.append(run.steps) or True)
+        assert seen[5:] == [8] and run.steps == 8
 
 
 def test_ctrl_c_ends_train_with_a_checkpoint():

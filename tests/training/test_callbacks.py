@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 from test_learner_run import TINY, RunOutputs
@@ -215,6 +216,13 @@ def test_an_exception_ends_the_run_with_a_checkpoint(make_run, at):
     assert outputs.saved[-1].progress == run.core.progress() and outputs.log[-1] == "flush"
     assert failing.names()[-1] == at and failing.names().count(at) == 1, "no callback is called after it"
     assert at not in other.names()
+
+
+def test_the_exit_of_a_callback_ends_the_run_with_a_checkpoint(make_run):
+    run, outputs = make_run([Diary("episode", lambda run: sys.exit("enough"))])
+    with pytest.raises(CallbackError, match=r"raised SystemExit: enough; the run was stopped at step \d+"):
+        run.run()
+    assert outputs.saved[-1].progress == run.core.progress() and outputs.log[-1] == "flush"
 
 
 def test_events_are_kept_only_for_callbacks_that_take_them(make_run):
