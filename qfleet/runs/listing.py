@@ -17,10 +17,10 @@ from qfleet.runs.names import is_run, start_order, started_at
 from qfleet.runs.run_state import may_be_running, run_state
 from qfleet.runs.safe_open import open_no_follow
 
-ListedState = Literal["running", "finished", "interrupted", "failed", "crashed", "pruned", "elsewhere"]
+ListedState = Literal["running", "finished", "stopped", "interrupted", "failed", "crashed", "pruned", "elsewhere"]
 LISTED: dict[str, ListedState] = {
-    "running": "running", "ended": "finished", "interrupted": "interrupted", "failed": "failed", "died": "crashed",
-    "pruned": "pruned", "elsewhere": "elsewhere"}
+    "running": "running", "ended": "finished", "stopped": "stopped", "interrupted": "interrupted", "failed": "failed",
+    "died": "crashed", "pruned": "pruned", "elsewhere": "elsewhere"}
 """State of a run -> the word that lists show. `elsewhere`: locked by another host, so it may be running."""
 
 TAIL_BYTES = 64 * 1024

@@ -39,7 +39,7 @@ def test_a_summary_says_what_a_list_shows(tmp_path):
 @pytest.mark.parametrize(("ended", "state"), [
     ({"reason": "stop_at"}, "finished"), ({"reason": "interrupted"}, "interrupted"),
     ({"reason": "preempted"}, "interrupted"), ({"reason": "failed", "error": "x"}, "failed"), (None, "crashed"),
-    ({"reason": "pruned"}, "pruned")])
+    ({"reason": "pruned"}, "pruned"), ({"reason": "stopped"}, "stopped")])
 def test_how_a_run_ended_is_its_state(tmp_path, ended, state):
     make(tmp_path, "x", ended)
     assert [run.state for run in list_runs(tmp_path)] == [state]
