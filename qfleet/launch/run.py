@@ -71,9 +71,8 @@ class Run:
     @classmethod
     def resume(cls, run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | None = None,
                wrappers: Sequence[WrapperLike] | None = None, sinks: Sequence[SinkLike] = (),
-               callbacks: Sequence[object] = (),
-               progress: bool = False, root: StrPath = "runs", trust: bool = False,
-               **settings: Unpack[Settings]) -> Run:
+               callbacks: Sequence[object] = (), progress: bool = False, root: StrPath = "runs",
+               trust: bool = False, **settings: Unpack[Settings]) -> Run:
         """Continue a run from its newest valid checkpoint.
 
         Args:
@@ -264,8 +263,7 @@ class Run:
     @property
     def agent(self) -> TrainedAgent:
         """Agent with a copy of the current weights, made anew at each access: `run.agent.act(obs)`, `q_values(obs)`."""
-        core = self._core
-        learner = core.learner
+        core, learner = self._core, self._core.learner
         with self._torch.active(keep=False):
             policy = Policy(learner.agent, seed_for(core.plan.seed, "agent"), core.plan.device)
             policy.load(learner.flat.state(), learner.updates)

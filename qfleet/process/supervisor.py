@@ -64,7 +64,8 @@ class ChildFailure:
 
     def error(self) -> UserError | CallbackError | ProcessFault:
         """The failure as an exception."""
-        kinds = {EXIT_USER_ERROR: UserError, EXIT_CALLBACK_FAILED: CallbackError}
+        kinds: dict[int, type[UserError | CallbackError | ProcessFault]] = {
+            EXIT_USER_ERROR: UserError, EXIT_CALLBACK_FAILED: CallbackError}
         return kinds.get(self.code, ProcessFault)(self.text)
 
 

@@ -66,8 +66,8 @@ def match_run(where: str | Path, root: str | Path = "runs") -> Path | None:
     begun = sorted(name for name in run_names(root) if name.startswith(str(where)))
     if len(begun) > 1:
         more = f" and {len(begun) - SHOWN_NAMES} more" if len(begun) > SHOWN_NAMES else ""
-        raise UserError(f"{str(where)!r} is the beginning of {len(begun)} names of runs under {root}: "
-                        f"{', '.join(begun[:SHOWN_NAMES])}{more}; write more letters")
+        raise UserError(f"{len(begun)} runs under {root} begin with {str(where)!r}: {', '.join(begun[:SHOWN_NAMES])}"
+                        f"{more}; type more of the name")
     return named.with_name(begun[0]) if begun else None
 
 

@@ -33,11 +33,11 @@ def test_a_unique_prefix_is_enough(runs):
 
 
 def test_an_ambiguous_prefix_lists_the_candidates(runs):
-    with pytest.raises(UserError, match=r"'cart' is the beginning of 2 names .* under runs: cartpole-1, cartpole-2;"):
+    with pytest.raises(UserError, match=r"2 runs under runs begin with 'cart': cartpole-1, cartpole-2;"):
         find_run("cart")
     for number in range(20):
         make(runs / f"many-{number:02}", "2025-01-01T10:00:00+00:00")
-    with pytest.raises(UserError, match="many-07 and 12 more; write more letters"):
+    with pytest.raises(UserError, match="many-07 and 12 more; type more of the name"):
         find_run("many")
 
 
