@@ -43,9 +43,9 @@ def find_run(where: str | Path, root: str | Path = "runs") -> Path:
     if found is not None:
         return found
     if os.path.isfile(here):  # False for a name that is too long
+        foreign = "" if here.suffix == ".py" else "; models of other libraries cannot be read"
         raise UserError(f"{where} is a file, not a qfleet run: a run is a folder with config.yaml and "
-                        "checkpoints, and a checkpoint is a folder in checkpoints; models of other libraries "
-                        "cannot be read")
+                        f"checkpoints, and a checkpoint is a folder in checkpoints{foreign}")
     if str(where) == LAST:
         raise UserError(f"there is no last run: {Path(root).expanduser().resolve()} contains no runs (runs in another "
                         "folder: --root DIR)")

@@ -41,6 +41,14 @@ def test_an_ambiguous_prefix_lists_the_candidates(runs):
         find_run("many")
 
 
+@pytest.mark.parametrize(("name", "told"), [("model.zip", True), ("mod.py", False)])
+def test_a_file_is_no_run_and_only_one_that_may_be_a_model_is_called_so(runs, name, told):
+    (runs / name).touch()
+    with pytest.raises(UserError, match="is a file, not a qfleet run") as caught:
+        find_run(runs / name)
+    assert ("models of other libraries" in str(caught.value)) is told
+
+
 def test_exact_names_win_over_longer_ones_and_over_last(runs):
     make(runs / "cartpole", "2020-01-01T10:00:00+00:00")
     assert find_run("cartpole").name == "cartpole"
