@@ -88,6 +88,7 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
 
     Returns:
         The run directory, counters, best evaluation and the reason for the end of the training.
+        Ctrl-C does not raise: the reason is then `interrupted` and `exit_code` 130.
 
     Raises:
         UserError: The configuration is invalid, or the run directory exists or cannot be written.
@@ -128,6 +129,7 @@ def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | Non
 
     Returns:
         The run directory, counters, best evaluation and the reason for the end of the training.
+        Ctrl-C does not raise: the reason is then `interrupted` and `exit_code` 130.
 
     Raises:
         UserError: There is no such run, an override is not allowed, or the run is not trusted.
@@ -347,7 +349,7 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"device={name!r} is not available ({str(error).splitlines()[0]:.60}): "
-                        "use cpu, cuda or cuda:N") from None
+                        "use device='cpu'") from None
 
 
 def _training_device(config: RunConfig) -> torch.device:

@@ -6,7 +6,8 @@ ALIASES = {
     "double_dqn": "agent.algo=dqn with agent.double=true",
     "dueling": "agent.algo=dqn with agent.dueling=true",
     "hl_gauss": "agent.algo=hlgauss",
-    "rainbow": "agent.algo=c51 with most other options, as in the recipe rainbow",
+    "rainbow": "agent.algo=c51 with most other options; rainbow is a recipe: `qfleet train rainbow env.id=...` or "
+               "qfleet.train('rainbow', env=...)",
     "apex": "agent.algo=dqn with actor processes (actors=N), as in the recipe apex",
     "btr": "agent.algo=iqn with most other options, as in the recipe btr",
 }

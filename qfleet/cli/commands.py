@@ -50,9 +50,9 @@ COMMANDS = (
     Command("ls", "list runs with state, score, age and size", "[WORD ...] [options]", (0, 99), runs.ls,
         ("qfleet ls", "qfleet ls cartpole --sort score", "qfleet ls running --json"), options.ls, False,
         "Lists the runs under --root, the newest first. With words, lists only runs that contain all of them in their "
-        "name, environment, agent or state: running, finished, interrupted, failed (by an error), crashed (without a "
-        "record of why), pruned, or elsewhere (locked by another host). The best score is that of an evaluation "
-        "during training."),
+        "name, environment, agent or state: running, finished, stopped (by the program or a callback), interrupted, "
+        "failed (by an error), crashed (without a record of why), pruned, or elsewhere (locked by another host). The "
+        "best score is that of an evaluation during training."),
     Command("rm", "remove runs, or their checkpoints", "[RUN ...] [options]", (0, 999), runs.rm,
         ("qfleet rm my-run", "qfleet rm --failed --older-than 7d", "qfleet rm my-run --keep-best --yes"),
         options.rm, False,

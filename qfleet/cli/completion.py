@@ -26,7 +26,7 @@ BOTH_ARGUMENTS = ("doctor", "config", "submit")
 
 FIRST_WORDS = {"config": ("show", "explain", "diff", "schema"), "submit": ("slurm",),
                "completion": ("bash", "zsh", "fish")}
-STATES = ("running", "finished", "interrupted", "failed", "crashed", "pruned")
+STATES = ("running", "finished", "stopped", "interrupted", "failed", "crashed", "pruned")
 PLUGINS = {"agent": ("algo", "dqn"), "explore": ("kind", "linear")}
 """Section -> the key that selects its keys, and the default."""
 

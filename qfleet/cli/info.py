@@ -43,8 +43,8 @@ def config(args: Namespace) -> int:
         raise UserError(f"config {action} is unknown: choose one of {', '.join(actions)}")
     function, needed = actions[action]
     if len(sources) != needed:
-        raise UserError(f"config {action} takes {needed} sources (recipe, file, environment id or run), "
-                        f"not {len(sources)}")
+        wanted = ("no sources", "one source", "two sources")[needed]
+        raise UserError(f"config {action} takes {wanted} (recipe, file, environment id or run), not {len(sources)}")
     function(args, [_source(args, source) for source in sources])
     return 0
 

@@ -111,7 +111,11 @@ def _misplaced(command: Command, parser: CommandParser, args: argparse.Namespace
     elif len(args.words) > most:
         found.append(f"unexpected argument {args.words[most]!r} (an override is written key=value, without spaces)")
     if args.overrides and not command.overrides:
-        found.append(f"{command.name} takes no overrides such as {args.overrides[0]}")
+        key, _, value = args.overrides[0].partition("=")
+        option = f"--{key.rpartition('.')[2].replace('_', '-')}"
+        known = any(option in action.option_strings for action in parser._actions)
+        found.append(f"{command.name} takes no overrides such as {args.overrides[0]}"
+                     + f": write {option} {value}" * known)
     return found
 
 

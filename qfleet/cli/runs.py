@@ -36,7 +36,7 @@ def ls(args: Namespace) -> int:
         print_error(note)
     if not chosen and not args.json:
         where = Path(args.root).expanduser().resolve()
-        words = f"no run in {where} contains {' '.join(args.words)}"
+        words = f"no run in {where} matches {' and '.join(map(repr, args.words))}"
         print_error(words if found else f"there are no runs in {where} (runs in another folder: --root DIR)")
         return 0
     terminal = sys.stdout is not None and sys.stdout.isatty()

@@ -37,7 +37,8 @@ def train(args: Namespace) -> int:
 
     source = args.words[0]
     if args.jobs > args.seeds:
-        raise UserError(f"--jobs {args.jobs} trains that many seeds at a time: pass --seeds {args.jobs} or more")
+        raise UserError(f"--jobs {args.jobs} is more than --seeds {args.seeds}: "
+                        + (f"use --jobs {args.seeds}" if args.seeds > 1 else f"pass --seeds {args.jobs} or more"))
     args.overrides += fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
     if args.smoke and not args.dry_run:
         return smoke(args)

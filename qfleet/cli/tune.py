@@ -67,7 +67,7 @@ def _lines(result: TuneResult) -> list[str]:
     states = [trial.state for trial in result.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     lines = table(table_rows(ranked(result.trials)[:SHOWN_TRIALS])) if result.trials else []
-    lines += [f"{len(states)} trials: {counts}"]
+    lines += [f"{len(states)} trial{'s' * (len(states) != 1)}: {counts}"]
     if result.exit_code in (75, 130):
         lines += [f"continue   qfleet tune --resume {result.directory}"]
     if result.best_recipe is not None:

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from qfleet.config.layers import DEFAULT, Layered, without
+from qfleet.config.objects import is_object, readable
 from qfleet.config.plugins import section_model
 from qfleet.config.schema import Config, flatten, join_key
 from qfleet.core.errors import UserError
@@ -158,6 +159,8 @@ def _describe(key: str, items: list[ErrorDetails], known: Mapping[str, FieldInfo
     if first["type"] == "missing":
         return f"is required; set {key}=…" + (f" ({field.description})" if field and field.description else "")
     words, *more = dict.fromkeys(_phrase(item) for item in items)
+    if field is not None and field.examples:
+        words = words.replace("[64, 64]", field.examples[0])
     text = " or ".join([words, *(word.removeprefix("must be ") for word in more)])
     whole = isinstance(first["input"], (Mapping, Config))
     if first["type"] == "plugin" or (first["type"] == "value_error" and whole):
@@ -178,6 +181,8 @@ def _phrase(item: ErrorDetails) -> str:
 
 def _remedy(key: str, item: ErrorDetails, known: Mapping[str, FieldInfo], layered: Layered) -> str:
     value, field = item["input"], known.get(key)
+    if is_object(value) and key.endswith("learning_rate"):
+        return f"; use {key.removesuffix('learning_rate')}schedule for a rate that changes"
     if item["type"].startswith("model") and f"{key}s" in known:
         return f"; did you mean {key}s={_show(value)}?"
     if item["type"] == "literal_error" and isinstance(value, str):
@@ -194,7 +199,7 @@ def _remedy(key: str, item: ErrorDetails, known: Mapping[str, FieldInfo], layere
 
 
 def _show(value: Any) -> str:
-    text = {"True": "true", "False": "false", "None": "null"}.get(repr(value), repr(value))
+    text = {"True": "true", "False": "false", "None": "null"}.get(repr(value), readable(repr(value)))
     return text if len(text) <= 60 else text[:57] + "…"
 
 

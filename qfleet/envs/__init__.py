@@ -85,9 +85,9 @@ class EnvConfig(Config):
         "error", description="NaN or infinity in a reward or observation: error (stop) or drop_episode (discard the "
                              "episode and rebuild the environment)")
     info_metrics: Annotated[list[str], AfterValidator(_check_info_metrics)] = Field(
-        default_factory=list, description="metrics from info, averaged over episodes: a key of info, whose value at "
-                                          "the end of the episode counts, or sum(key), mean(key), max(key), min(key) "
-                                          "over its steps")
+        default_factory=list, examples=["[success]"],
+        description="metrics from info, averaged over episodes: a key of info, whose value at the end of the episode "
+                    "counts, or sum(key), mean(key), max(key), min(key) over its steps")
     max_faults: PositiveCount = Field(
         5, description="stop after this many failures of a lane without a completed episode in between")
     isolate: bool = Field(

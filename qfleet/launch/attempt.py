@@ -83,13 +83,17 @@ def recording_failure(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            directory.conclude("interrupted")
-        elif not isinstance(error, RunLost) and directory.ending() is None:
-            text = headline(error)
-            kind = "" if isinstance(error, UserError | ProcessFault | CallbackError) else f"{type(error).__name__}: "
-            directory.conclude("failed", f"{kind}{text}".removesuffix(": "))
+        if isinstance(error, KeyboardInterrupt) or (not isinstance(error, RunLost) and directory.ending() is None):
+            _record_error(directory, error)
         raise
+
+
+def _record_error(directory: RunDirectory, error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        directory.conclude("interrupted")
+    else:
+        kind = "" if isinstance(error, UserError | ProcessFault | CallbackError) else f"{type(error).__name__}: "
+        directory.conclude("failed", f"{kind}{headline(error)}".removesuffix(": "))
 
 
 def record_result(directory: RunDirectory, result: TrainResult) -> None:
@@ -291,6 +295,12 @@ class Attempt(Generic[RunT]):
     def close(self) -> None:
         """Close the metric writers."""
         self.core.meter.close()
+
+    def record_callers_error(self, error: BaseException) -> None:
+        """Record an exception of the calling program as the end of a run that was stopped because of it."""
+        stopped = (self.directory.ending() or {}).get("reason") == "stopped"
+        if stopped and isinstance(error, Exception | KeyboardInterrupt):
+            _record_error(self.directory, error)
 
     def execute(self) -> TrainResult:
         """Train until the run ends or is stopped."""

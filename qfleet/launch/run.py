@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Unpack
 
 from qfleet.actor.policy import Policy
@@ -71,9 +70,8 @@ class Run(RunView):
     @classmethod
     def resume(cls, run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | None = None,
                wrappers: Sequence[WrapperLike] | None = None, sinks: Sequence[SinkLike] = (),
-               callbacks: Sequence[object] = (),
-               progress: bool = False, root: StrPath = "runs", trust: bool = False,
-               **settings: Unpack[Settings]) -> Run:
+               callbacks: Sequence[object] = (), progress: bool = False, root: StrPath = "runs",
+               trust: bool = False, **settings: Unpack[Settings]) -> Run:
         """Continue a run from its newest valid checkpoint.
 
         Args:
@@ -234,8 +232,7 @@ class Run(RunView):
     @property
     def agent(self) -> TrainedAgent:
         """Agent with a copy of the current weights, made anew at each access: `run.agent.act(obs)`, `q_values(obs)`."""
-        core = self._core
-        learner = core.learner
+        core, learner = self._core, self._core.learner
         with self._torch.active(keep=False):
             policy = Policy(learner.agent, seed_for(core.plan.seed, "agent"), core.plan.device)
             policy.load(learner.flat.state(), learner.updates)
@@ -262,8 +259,9 @@ class Run(RunView):
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._attempt is not None and not self._closed:
+            self._resources.callback(self._attempt.record_callers_error, error)
         self.close()
 
     # ---- parts

@@ -19,7 +19,7 @@ class OptimizerName(PluginName):
             return super().check(name)
         except UserError as error:
             of_torch = {found.lower(): found for found in vars(torch.optim) if found[0].isupper()}
-            if (known := of_torch.get(name.lower())) is None:
+            if (known := of_torch.get(name.rpartition(".")[2].lower())) is None:
                 raise
             text = str(error).partition("; did you mean")[0]
             raise UserError(f"{text}; did you mean torch.optim:{known}?") from None
@@ -64,7 +64,8 @@ class OptimizerConfig(Config):
         else:
             idle["optimizer_options"] = "unless learner.optimizer=module:attribute"
         if self.optimizer != "adamw":
-            idle["weight_decay"] = "unless learner.optimizer=adamw"
+            own = f"; for {self.optimizer} write learner.optimizer_options={{weight_decay: {self.weight_decay}}}"
+            idle["weight_decay"] = "unless learner.optimizer=adamw" + own * self.has_own_optimizer
         if self.schedule == "constant":
             idle["schedule_updates"] = "with learner.schedule=constant"
         if self.schedule not in ("linear", "cosine"):

@@ -35,8 +35,8 @@ FRESH_S = 60.0
 """Age in seconds up to which files of a run on another host count as fresh. Runs log more often than that, and clocks
 of hosts and shared disks differ by less."""
 
-HEALTH: dict[RunState, str] = {"running": "healthy", "ended": "ended", "interrupted": "ended", "pruned": "ended",
-                               "failed": "lost", "died": "lost"}
+HEALTH: dict[RunState, str] = {"running": "healthy", "ended": "ended", "stopped": "ended", "interrupted": "ended",
+                               "pruned": "ended", "failed": "lost", "died": "lost"}
 
 LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.I)
 

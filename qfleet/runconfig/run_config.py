@@ -46,8 +46,9 @@ class RunConfig(Config):
         False, description="load only the tensors of init_from whose name and shape match; for another network or "
                            "environment")
     callbacks: tuple[Annotated[str, PluginName(None)], ...] = Field(
-        (), description="callbacks of your own, each as module:attribute; the attribute is a class or an object with "
-                        "methods such as on_evaluation(run, evaluation). They run in the learner's process")
+        (), examples=["[my_module:Success]"],
+        description="callbacks of your own, each as module:attribute; the attribute is a class or an object with "
+                    "methods such as on_evaluation(run, evaluation). They run in the learner's process")
     actors: Count = Field(
         0, description="actor processes of the whole run, each with env.groups x env.lanes environments; 0 = the "
                        "learner process also acts. auto = as many as fit on the Ray cluster")

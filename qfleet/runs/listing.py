@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qfleet.config import parse_mapping
+from qfleet.config.objects import readable
 from qfleet.core.errors import UserError
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.disk_space import disk_usage
@@ -17,10 +18,10 @@ from qfleet.runs.names import is_run, start_order, started_at
 from qfleet.runs.run_state import may_be_running, run_state
 from qfleet.runs.safe_open import open_no_follow
 
-ListedState = Literal["running", "finished", "interrupted", "failed", "crashed", "pruned", "elsewhere"]
+ListedState = Literal["running", "finished", "stopped", "interrupted", "failed", "crashed", "pruned", "elsewhere"]
 LISTED: dict[str, ListedState] = {
-    "running": "running", "ended": "finished", "interrupted": "interrupted", "failed": "failed", "died": "crashed",
-    "pruned": "pruned", "elsewhere": "elsewhere"}
+    "running": "running", "ended": "finished", "stopped": "stopped", "interrupted": "interrupted", "failed": "failed",
+    "died": "crashed", "pruned": "pruned", "elsewhere": "elsewhere"}
 """State of a run -> the word that lists show. `elsewhere`: locked by another host, so it may be running."""
 
 TAIL_BYTES = 64 * 1024
@@ -98,7 +99,7 @@ def summarise(run: RunDirectory) -> RunSummary:
     step, best = _progress(run.metrics)
     started = started_at(run.path)
     active = run.metrics.lstat().st_mtime if run.metrics.exists() else started
-    return RunSummary(run.path.name, run.path, LISTED[state], _text(config, "env", "id"),
+    return RunSummary(run.path.name, run.path, LISTED[state], readable(_text(config, "env", "id") or "") or None,
                       _text(config, "agent", "algo"), _whole(config.get("seed")), step,
                       _whole(config.get("total_steps")), best, started, max(active, started),
                       disk_usage(run.path).bytes)

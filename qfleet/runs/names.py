@@ -43,9 +43,9 @@ def find_run(where: str | Path, root: str | Path = "runs") -> Path:
     if found is not None:
         return found
     if os.path.isfile(here):  # False for a name that is too long
+        foreign = "" if here.suffix == ".py" else "; models of other libraries cannot be read"
         raise UserError(f"{where} is a file, not a qfleet run: a run is a folder with config.yaml and "
-                        "checkpoints, and a checkpoint is a folder in checkpoints; models of other libraries "
-                        "cannot be read")
+                        f"checkpoints, and a checkpoint is a folder in checkpoints{foreign}")
     if str(where) == LAST:
         raise UserError(f"there is no last run: {Path(root).expanduser().resolve()} contains no runs (runs in another "
                         "folder: --root DIR)")
@@ -66,8 +66,8 @@ def match_run(where: str | Path, root: str | Path = "runs") -> Path | None:
     begun = sorted(name for name in run_names(root) if name.startswith(str(where)))
     if len(begun) > 1:
         more = f" and {len(begun) - SHOWN_NAMES} more" if len(begun) > SHOWN_NAMES else ""
-        raise UserError(f"{str(where)!r} is the beginning of {len(begun)} names of runs under {root}: "
-                        f"{', '.join(begun[:SHOWN_NAMES])}{more}; write more letters")
+        raise UserError(f"{len(begun)} runs under {root} begin with {str(where)!r}: {', '.join(begun[:SHOWN_NAMES])}"
+                        f"{more}; type more of the name")
     return named.with_name(begun[0]) if begun else None
 
 

@@ -7,11 +7,12 @@ from typing import Literal
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.lock import LockOwner
 
-RunState = Literal["running", "ended", "interrupted", "pruned", "failed", "died", "elsewhere"]
+RunState = Literal["running", "ended", "stopped", "interrupted", "pruned", "failed", "died", "elsewhere"]
 
 STATE_TEXT: dict[RunState, str] = {
     "running": "is running",
     "ended": "has ended",
+    "stopped": "was stopped by the program or a callback",
     "interrupted": "was interrupted",
     "pruned": "was pruned: a study stopped it, since other trials scored better",
     "failed": "has failed",
@@ -36,7 +37,7 @@ def run_state(run: RunDirectory) -> RunState:
     reason = ending.get("reason")
     if reason in ("interrupted", "preempted"):
         return "interrupted"
-    return "failed" if reason == "failed" else "pruned" if reason == "pruned" else "ended"
+    return reason if reason in ("failed", "pruned", "stopped") else "ended"
 
 
 def describe_state(run: RunDirectory, state: RunState) -> str:

@@ -156,8 +156,9 @@ class RunControl(RunView):
 def _tag(tag: Any) -> str:
     if not isinstance(tag, str) or not tag:
         raise UserError(f"log: {tag!r} cannot be the name of a metric: use text, such as \"curriculum/level\"")
-    if tag in COUNTERS or tag.startswith("eval/"):
-        raise UserError(f"log: {tag!r} is reserved: use a name other than {', '.join(COUNTERS)} and eval/...")
+    if tag in COUNTERS or tag.startswith(("eval/", "rollout/ep_")):
+        raise UserError(f"log: {tag!r} is reserved: use a name other than {', '.join(COUNTERS)}, eval/... and "
+                        "rollout/ep_...")
     return tag
 
 

@@ -91,7 +91,8 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
         **settings: Config keys for all trials, as for `qfleet.train`. `total_steps` is the length of a trial.
 
     Returns:
-        The trials, the best of them, and the path of the best settings as a recipe.
+        The trials, the best of them, and the path of the best settings as a recipe. Ctrl-C does not raise: the reason
+        is then `interrupted` and `exit_code` 130.
 
     Raises:
         UserError: The search space or a setting is not valid, the study exists, or Optuna is not installed.

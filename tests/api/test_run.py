@@ -189,7 +189,7 @@ def test_a_run_that_was_closed_says_so():
     assert run.stop().reason == run.train().reason == "stopped"
     assert run.steps >= 100 and run.agent.policy.version == run.updates, "it can still be looked at"
     assert repr(run) == f"Run(CartPole-v1, dqn, {run.steps} of 400 steps, closed, runs/x)"
-    assert run_state(RunDirectory(run.directory)) == "ended"
+    assert run_state(RunDirectory(run.directory)) == "stopped"
     with Run.resume("x") as resumed:
         assert resumed.save() == Path(f"runs/x/checkpoints/step-{run.steps:012}"), "nothing has changed since"
         assert resumed.train().reason == "total_steps"
@@ -199,12 +199,33 @@ def test_a_run_that_was_closed_says_so():
             again.step()
 
 
+@pytest.mark.parametrize(("error", "ending"), [
+    (ZeroDivisionError("by zero"), {"reason": "failed", "error": "ZeroDivisionError: by zero"}),
+    (KeyboardInterrupt(), {"reason": "interrupted", "error": ""}),
+    (SystemExit(0), {"reason": "stopped", "error": ""})])
+@pytest.mark.parametrize("steps", [0, 100])
+def test_an_error_in_the_with_block_is_recorded_as_the_end_of_the_run(error, ending, steps):
+    with pytest.raises(type(error)), new_run(DQN) as run:
+        if steps:
+            run.step(steps)
+        raise error
+    assert RunDirectory(run.directory).ending() == ending
+    assert bool(list(run.directory.glob("checkpoints/step-*"))) == bool(steps), "the run was saved all the same"
+
+
+def test_an_error_after_the_end_of_a_run_does_not_change_how_it_ended():
+    with pytest.raises(ZeroDivisionError), new_run(DQN, "total_steps=100") as run:
+        run.step(100)
+        raise ZeroDivisionError
+    assert RunDirectory(run.directory).ending()["reason"] == "total_steps"
+
+
 def test_a_run_that_was_never_stepped_leaves_nothing_to_do():
     run = new_run(DQN)
     run.close()
     with pytest.raises(UserError, match="is closed"):
         run.step()
-    assert run_state(RunDirectory(run.directory)) == "ended" and not list(run.directory.glob("checkpoints/*"))
+    assert run_state(RunDirectory(run.directory)) == "stopped" and not list(run.directory.glob("checkpoints/*"))
     assert Run.resume("x", total_steps=100).train().reason == "total_steps"
 
 

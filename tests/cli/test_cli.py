@@ -91,7 +91,7 @@ def test_values_with_equals_signs_and_paths_are_told_apart():
     (["train", "cartpole", "--seeds", "two"], "'two' is not an integer"),
     (["eval", "run", "--epsilon", "1.5"], "1.5 is not between 0 and 1"),
     (["eval", "run", "--which", "newest"], "invalid choice"),
-    (["eval", "run", "seed=3"], "takes no overrides such as seed=3"),
+    (["eval", "run", "seed=3"], "takes no overrides such as seed=3: write --seed 3"),
     (["eval", "run", "--episode", "3"], "did you mean --episodes?"),
     (["plot", "run", "--nonsense"], "unknown option --nonsense (see qfleet plot --help)"),
     (["train", "cartpole", "--capture-video"], "write --record"),

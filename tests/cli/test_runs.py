@@ -59,7 +59,7 @@ def test_nothing_to_list_is_told_on_stderr(root, capsys):
     out, err = capsys.readouterr()
     assert out == "" and f"there are no runs in {root}" in err
     make(root, "a")
-    assert main(["ls", "pong"]) == 0 and "contains pong" in capsys.readouterr().err
+    assert main(["ls", "pong", "x"]) == 0 and "matches 'pong' and 'x'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", [200, 80, 60, 40, 30])

@@ -72,6 +72,7 @@ RESUME = "; `qfleet resume` starts it again, there is no checkpoint yet"
 @pytest.mark.parametrize(("ended", "state", "words"), [
     (None, "died", f"is not running: its process died{RESUME}"),
     ({"reason": "total_steps"}, "ended", "has ended"), ({"reason": "stop_at"}, "ended", "has ended"),
+    ({"reason": "stopped"}, "stopped", f"was stopped by the program or a callback{RESUME}"),
     ({"reason": "interrupted"}, "interrupted", f"was interrupted{RESUME}"),
     ({"reason": "preempted"}, "interrupted", f"was interrupted{RESUME}"),
     ({"reason": "failed", "error": "Pruned: a \x1b[31mword"}, "failed", f"has failed: Pruned: a  [31mword{RESUME}"),

@@ -94,6 +94,8 @@ def test_refused_command_lines(calls, capsys, words, text):
 def test_jobs_need_as_many_seeds(calls, capsys):
     assert main(["train", "cartpole", "--jobs", "2"]) == 2
     assert "pass --seeds 2 or more" in capsys.readouterr().err
+    assert main(["train", "cartpole", "--jobs", "9", "--seeds", "3"]) == 2
+    assert "--jobs 9 is more than --seeds 3: use --jobs 3" in capsys.readouterr().err
 
 
 def test_help_describes_the_search_space(capsys):

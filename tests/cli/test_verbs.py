@@ -334,7 +334,7 @@ def test_config_explains_where_values_come_from(capsys):
 
 def test_config_refuses_what_it_does_not_know(capsys):
     for argv, text in ((["config", "shwo", "cartpole"], "choose one of show, explain, schema, diff"),
-                       (["config", "diff", "cartpole"], "takes 2 sources"),
+                       (["config", "diff", "cartpole"], "takes two sources"),
                        (["config", "show", "cartpol"], "did you mean cartpole")):
         assert main(argv) == 2 and text in capsys.readouterr().err
 

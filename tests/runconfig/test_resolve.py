@@ -115,6 +115,11 @@ BAD = [
     (["eval.period_steps=null"],
      "recipe cartpole and command line: stop_at=475 is checked against evaluations, and there are none: "
      "set eval.period_steps, or stop_at=null"),
+    (["callbacks=5"],
+     "command line: callbacks: must be a list, such as [my_module:Success] (got 5); the default is ()"),
+    (["env.info_metrics=3"], "command line: env.info_metrics: must be a list, such as [success] (got 3)"),
+    (["learner.learning_rate=object:dae6fc-3:lambda"], "command line: learner.learning_rate: must be a number (got "
+     "'lambda'); use learner.schedule for a rate that changes"),
     (["learner.target_period_updates=9", "learner.target_tau=0.01"],
      "command line: learner.target_tau: has no effect unless learner.target_period_updates=0; remove it, or "
      "change that"),

@@ -36,10 +36,16 @@ def test_a_summary_says_what_a_list_shows(tmp_path):
     assert found.bytes == disk_usage(path).bytes > 0 and found.active >= found.started
 
 
+def test_an_object_as_environment_is_shown_by_its_name(tmp_path):
+    path = make(tmp_path, "x", None)
+    (path / "config.yaml").write_text("env:\n  id: object:015933-1:lambda\n")
+    assert list_runs(tmp_path)[0].env == "lambda"
+
+
 @pytest.mark.parametrize(("ended", "state"), [
     ({"reason": "stop_at"}, "finished"), ({"reason": "interrupted"}, "interrupted"),
     ({"reason": "preempted"}, "interrupted"), ({"reason": "failed", "error": "x"}, "failed"), (None, "crashed"),
-    ({"reason": "pruned"}, "pruned")])
+    ({"reason": "pruned"}, "pruned"), ({"reason": "stopped"}, "stopped")])
 def test_how_a_run_ended_is_its_state(tmp_path, ended, state):
     make(tmp_path, "x", ended)
     assert [run.state for run in list_runs(tmp_path)] == [state]

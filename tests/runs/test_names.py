@@ -33,12 +33,20 @@ def test_a_unique_prefix_is_enough(runs):
 
 
 def test_an_ambiguous_prefix_lists_the_candidates(runs):
-    with pytest.raises(UserError, match=r"'cart' is the beginning of 2 names .* under runs: cartpole-1, cartpole-2;"):
+    with pytest.raises(UserError, match=r"2 runs under runs begin with 'cart': cartpole-1, cartpole-2;"):
         find_run("cart")
     for number in range(20):
         make(runs / f"many-{number:02}", "2025-01-01T10:00:00+00:00")
-    with pytest.raises(UserError, match="many-07 and 12 more; write more letters"):
+    with pytest.raises(UserError, match="many-07 and 12 more; type more of the name"):
         find_run("many")
+
+
+@pytest.mark.parametrize(("name", "told"), [("model.zip", True), ("mod.py", False)])
+def test_a_file_is_no_run_and_only_one_that_may_be_a_model_is_called_so(runs, name, told):
+    (runs / name).touch()
+    with pytest.raises(UserError, match="is a file, not a qfleet run") as caught:
+        find_run(runs / name)
+    assert ("models of other libraries" in str(caught.value)) is told
 
 
 def test_exact_names_win_over_longer_ones_and_over_last(runs):

@@ -194,7 +194,8 @@ def test_what_is_logged_at_the_end_is_written(make_run):
 
 
 @pytest.mark.parametrize(("metrics", "message"), [
-    ({"step": 1}, "'step' is reserved"), ({"eval/mean_reward": 1}, "is reserved"), ({"": 1}, "cannot be the name"),
+    ({"step": 1}, "'step' is reserved"), ({"eval/mean_reward": 1}, "is reserved"),
+    ({"rollout/ep_rew_mean": 1.0}, "is reserved"), ({"": 1}, "cannot be the name"),
     ({3: 1}, "cannot be the name"), ({"a": "high"}, "a='high' is not a number"), ({"a": [1, 2]}, "is not a number")])
 def test_metrics_that_cannot_be_logged_are_explained(make_run, metrics, message):
     run, _ = make_run([Diary("start", lambda run: run.log(metrics))])
