@@ -366,8 +366,8 @@ class Run:
             raise KeyboardInterrupt
 
     def _finish_if_failed(self) -> None:
-        """Save and raise the error if a callback or the evaluator's process has failed."""
-        if self._open_attempt().run.callbacks.failed or self._evaluator_failure() is not None:
+        """Save and raise the error if a callback, a sink or the evaluator's process has failed."""
+        if self._open_attempt().run.failed or self._evaluator_failure() is not None:
             self._finish()
 
     def _finish(self) -> None:

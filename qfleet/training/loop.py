@@ -87,6 +87,11 @@ class StopRule:
         """Ask the run to end for this reason."""
         self.reason = reason
 
+    def end_early(self) -> None:
+        """Ask the run to end as by `stop`; no effect on a run that is ending already."""
+        if self.reason is None:
+            self.request("stopped")
+
     def withdraw(self) -> None:
         """Let a run continue that was asked to end."""
         self.reason = None
