@@ -198,6 +198,18 @@ def test_a_run_that_was_closed_says_so():
             again.step()
 
 
+def test_a_finished_run_is_unlocked_when_it_is_opened_and_says_what_continues_it():
+    new_run(DQN, "total_steps=200").train()
+    finished = Run.resume("x")
+    assert "steps, finished: resume it with a larger total_steps, runs/x)" in repr(finished)
+    for use in (lambda: finished.until(updates=10_000), finished.save):
+        with pytest.raises(UserError, match="was finished already: pass a larger total_steps"):
+            use()
+    with Run.resume("x", total_steps=400) as run:
+        assert run.step(10) >= 10
+    assert finished.train().already_finished
+
+
 def test_a_run_that_was_never_stepped_leaves_nothing_to_do():
     run = new_run(DQN)
     run.close()
@@ -227,8 +239,8 @@ def test_saved_checkpoints_can_be_loaded_while_the_run_goes_on():
 
 @pytest.mark.parametrize("mistake", [
     lambda run: run.step(0), lambda run: run.step(1.5), lambda run: run.step(True), lambda run: run.until(),
-    lambda run: run.until(steps=-1), lambda run: run.evaluate(episodes=0), lambda run: run.evaluate(epsilon=2),
-    lambda run: run.replay.sample(0)])
+    lambda run: run.until(5), lambda run: run.until(steps=-1), lambda run: run.evaluate(episodes=0),
+    lambda run: run.evaluate(epsilon=2), lambda run: run.replay.sample(0)])
 def test_mistakes_are_refused_and_leave_the_run_usable(mistake):
     with new_run(DQN, "total_steps=100") as run:
         with pytest.raises(UserError, match=r"must be|give a condition"):
