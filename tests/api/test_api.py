@@ -136,6 +136,9 @@ def test_an_agent_says_what_it_is_and_refuses_observations_that_are_not_finite()
     assert records and records[-1]["step"] == result.steps, "a plain function gets the records"
     agent = api.load(result.directory, which="latest")
     assert repr(agent) == f"TrainedAgent(CartPole-v1, dqn, step-{result.steps:012d}, cpu)"
+    for epsilon in (5, -1, float("nan"), "0.1"):
+        with pytest.raises(UserError, match="epsilon=.* must be a probability, 0 to 1"):
+            agent.act(np.zeros(4, np.float32), epsilon=epsilon)
     for bad in (np.nan, np.inf):
         with pytest.raises(UserError, match="observation 'obs' contains NaN or infinity"):
             agent.act(np.array([0, bad, 0, 0], np.float32))
