@@ -68,9 +68,9 @@ def resolve_arguments(config: Any, overrides: Sequence[str] = (), env: Any = Non
                             "recipe, file or environment id")
         return Resolved(config, provenance or {})
     if config is not None and not isinstance(config, str | Path | Mapping):
-        if env is not None:
+        if env is not None and not (isinstance(env, Mapping) and "id" not in env):
             raise UserError("two environments are given, as the first argument and as env=...: pass one of them")
-        config, env = None, config
+        config, env = None, config if env is None else {**env, "id": config}
     given = _given(env, wrappers, settings or {})
     named = given.get("env", {}).get("id")
     if config is None:
