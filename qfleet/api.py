@@ -337,6 +337,7 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
         >>> qfleet.export("runs/my-run", "my-policy")
         >>> qfleet.export("runs/my-run", "my-policy.onnx")
     """
+    out = Path(out)
     chosen = chosen_format(out, format)
     if chosen == "safetensors":
         return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -91,7 +92,7 @@ def changed_config(run: StrPath, overrides: Sequence[str] = (), root: StrPath = 
                    settings: Mapping[str, Any] | None = None) -> tuple[RunDirectory, RunConfig]:
     """Directory and config of a run that is resumed; UserError for changes of what is learned."""
     pairs = _check_overrides(overrides)
-    directory = RunDirectory.open(run, root)
+    directory = RunDirectory.open(os.fspath(run), os.fspath(root))
     if not trust:
         require_trusted(directory)
         require_no_outside_links(directory)

@@ -68,6 +68,10 @@ class TrainResult:
     saved_at: int | None = None
     already_finished: bool = False
 
+    def __fspath__(self) -> str:
+        """Path of the run, so that a result can be passed wherever a run is named."""
+        return str(self.directory)
+
 
 def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
     """Execute an attempt, and record in the run directory how it ended."""

@@ -27,6 +27,7 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import StrPath
 from qfleet.runs.metric_writers import read_metrics
+from qfleet.training.latest_metrics import LatestMetrics
 from qfleet.training.learner_core import LearnerCore
 from qfleet.training.learner_run import LearnerRun
 
@@ -238,7 +239,7 @@ class Run:
     @property
     def metrics(self) -> Mapping[str, Any]:
         """Latest value of every metric, by tag. Records are written every `run.log_period_steps` steps."""
-        return dict(self._core.meter.latest)
+        return LatestMetrics(self._core.meter.latest, self.config.run.log_period_steps)
 
     @property
     def records(self) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ def require_positive(**counts: Any) -> None:
 
 def require_probability(epsilon: Any) -> None:
     """Raise UserError unless epsilon is a number of 0 to 1."""
-    if not (isinstance(epsilon, Real) and 0 <= epsilon <= 1):
+    if not (isinstance(epsilon, Real) and 0 <= float(epsilon) <= 1):
         raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
 
 

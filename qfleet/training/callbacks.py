@@ -19,6 +19,7 @@ from qfleet.core.tracebacks import raised_text
 from qfleet.replay.view import ReplayView
 from qfleet.runs.metric_writers import COUNTERS
 from qfleet.training.checkpointer import CheckpointWriter
+from qfleet.training.latest_metrics import LatestMetrics
 
 if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
@@ -128,7 +129,7 @@ class RunControl:
     @property
     def metrics(self) -> Mapping[str, Any]:
         """Latest value of every metric, by tag."""
-        return dict(self._core.meter.latest)
+        return LatestMetrics(self._core.meter.latest, self._core.plan.log_period_steps)
 
     @property
     def network(self) -> nn.Module:

@@ -248,6 +248,16 @@ def test_mistakes_are_refused_and_leave_the_run_usable(mistake):
         assert run.step(10) == 10
 
 
+def test_a_metric_that_is_not_there_is_explained():
+    with new_run(DQN, "total_steps=200") as run:
+        with pytest.raises(KeyError, match=r"^metrics: there is no record yet, .* run.log_period_steps=50 steps: use "):
+            run.until(lambda run: run.metrics["train/loss"] > 0)
+        run.step(110)
+        with pytest.raises(UserError, match=r"did you mean train/loss or .*\? Otherwise use metrics.get\('train/los'"):
+            run.metrics["train/los"]
+        assert run.metrics.get("train/los", 3) == 3 and "train/los" not in run.metrics
+
+
 def test_an_error_in_a_condition_leaves_the_run_usable():
     def wrong(run: Run) -> bool:
         return run.steps > 40 and run.metrics["no/such/tag"] > 0
