@@ -36,7 +36,7 @@ from qfleet.launch.arguments import (
 )
 from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run import Run
-from qfleet.launch.scoring import EvalResult, check_protocol, evaluate_policy, require_positive
+from qfleet.launch.scoring import EvalResult, check_protocol, evaluate_policy, require_positive, require_seed
 from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.runconfig import resolution
@@ -222,7 +222,7 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
     Example:
         >>> qfleet.evaluate("runs/my-run", episodes=100).mean_reward
     """
-    check_protocol(episodes, lanes, epsilon)
+    check_protocol(episodes, lanes, epsilon, seed)
     try:
         agent = load(path, which=which, device=device, env=env, wrappers=wrappers, root=root, trust=trust)
         with _threads(agent.config):
@@ -261,6 +261,7 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
         >>> frames = [step.frame for step in qfleet.rollout("runs/my-run")]
     """
     require_positive(episodes=episodes)
+    require_seed(seed)
     agent = load(path, which=which, env=env, wrappers=wrappers, root=root, trust=trust)
     greedy = Constant(0.0, 1).params(0)
     with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), 1, render=render)) as lane:
@@ -338,6 +339,7 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
         >>> qfleet.export("runs/my-run", "my-policy")
         >>> qfleet.export("runs/my-run", "my-policy.onnx")
     """
+    out = Path(out)
     chosen = chosen_format(out, format)
     if chosen == "safetensors":
         return export_policy(find_checkpoint(path, which, root=root, trust=True), out)  # nothing is imported

@@ -3,6 +3,7 @@
 from qfleet.config.layers import DEFAULT, Layered, nest, without
 from qfleet.config.plugins import (
     PluginName,
+    defined_in_script,
     kinds_of,
     load_attribute,
     not_a_recipe,
@@ -40,6 +41,7 @@ __all__ = [
     "PositiveCount",
     "Real",
     "build_config",
+    "defined_in_script",
     "flatten",
     "inactive_keys",
     "kinds_of",

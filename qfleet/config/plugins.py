@@ -45,12 +45,17 @@ def load_attribute(reference: str, *default: Any) -> Any:
             if default:
                 return default[0]
             if module_name == "__main__":
-                raise UserError(f"{attribute} was defined in the script or notebook that started the run, and this "
-                                "program has no such definition: pass it again, as env=... or wrappers=[...] of "
-                                "qfleet.resume, evaluate, load or rollout, or put it into a file of its own")
+                raise UserError(defined_in_script(attribute))
             raise UserError(f"{reference!r}: {path} has no attribute {name!r}{_did_you_mean(name, dir(found))}")
         found, path = getattr(found, name), f"{path}.{name}"
     return found
+
+
+def defined_in_script(name: str) -> str:
+    """Message for a name of `__main__` that another program wrote."""
+    return (f"{name} was defined in the script or notebook that started the run, and this program has no such "
+            "definition: pass it again, as env=... or wrappers=[...] of qfleet.resume, evaluate, load or rollout, or "
+            "put it into a file of its own")
 
 
 def _split_reference(reference: str) -> tuple[str, str]:

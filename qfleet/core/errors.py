@@ -24,7 +24,7 @@ class ExportError(Exception):
 
 
 class CallbackError(Exception):
-    """A callback of the user raised an exception, which is the cause of this one; exit code 1."""
+    """A callback or sink of the user raised an exception, which is the cause of this one; exit code 1."""
 
 
 class RunLost(ProcessFault):

@@ -38,6 +38,14 @@ def user_frame(error: BaseException) -> tuple[traceback.FrameSummary | None, boo
     return found, bool(own) and own[-1] is found
 
 
+def raised_text(name: str, error: BaseException) -> str:
+    """Name of a function or object of the user, the file and line, and the exception that it raised there."""
+    what = f"{type(error).__name__}: {error}".removesuffix(": ")
+    frame, _ = user_frame(error)
+    where = "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
+    return f"{name}{where} raised {what}"
+
+
 def _in_package(entry: TracebackType) -> bool:
     return _within(Path(entry.tb_frame.f_code.co_filename), PACKAGE)
 

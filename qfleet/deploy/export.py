@@ -45,6 +45,17 @@ def chosen_format(out: str | Path, format: str | None) -> ExportFormat:
     return format  # type: ignore[return-value]
 
 
+def chosen_graph_format(out: str | Path, format: str | None) -> GraphFormat:
+    """The format of a file for another runtime: the one named by the user, else that of the suffix, else onnx."""
+    chosen = chosen_format(out, format)
+    if chosen != "safetensors":
+        return chosen
+    if format is not None:
+        raise UserError(f"format={format!r} is a checkpoint: use qfleet.export for it, or one of "
+                        f"{', '.join(get_args(GraphFormat))}")
+    return "onnx"
+
+
 def require_absent(out: str | Path) -> Path:
     """Path of a new file; UserError if it exists."""
     target = Path(out).expanduser()

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.envs.registration import find_highest_version, load_env_creator
 
-from qfleet.config import load_attribute
+from qfleet.config import defined_in_script, load_attribute
 from qfleet.config.objects import readable
 from qfleet.core.display import display_name
 from qfleet.core.env import VectorEnv
@@ -183,6 +183,8 @@ def _not_found(id: str, target: Any) -> str:
     module, _, name = id.partition(":")
     if target is not None:
         return f"{id} is neither an environment nor a function that returns one"
+    if module == "__main__":
+        return defined_in_script(name)
     members = vars(sys.modules[module])
     own = [key for key, value in members.items()
            if isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == module]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -68,9 +69,9 @@ def resolve_arguments(config: Any, overrides: Sequence[str] = (), env: Any = Non
                             "recipe, file or environment id")
         return Resolved(config, provenance or {})
     if config is not None and not isinstance(config, str | Path | Mapping):
-        if env is not None:
+        if env is not None and not (isinstance(env, Mapping) and "id" not in env):
             raise UserError("two environments are given, as the first argument and as env=...: pass one of them")
-        config, env = None, config
+        config, env = None, config if env is None else {**env, "id": config}
     given = _given(env, wrappers, settings or {})
     named = given.get("env", {}).get("id")
     if config is None:
@@ -91,7 +92,7 @@ def changed_config(run: StrPath, overrides: Sequence[str] = (), root: StrPath = 
                    settings: Mapping[str, Any] | None = None) -> tuple[RunDirectory, RunConfig]:
     """Directory and config of a run that is resumed; UserError for changes of what is learned."""
     pairs = _check_overrides(overrides)
-    directory = RunDirectory.open(run, root)
+    directory = RunDirectory.open(os.fspath(run), os.fspath(root))
     if not trust:
         require_trusted(directory)
         require_no_outside_links(directory)

@@ -39,7 +39,7 @@ from qfleet.runs.transfer import matching_weights
 from qfleet.training.callbacks import CheckedCallback
 from qfleet.training.checkpointer import CheckpointWriter, Snapshot
 from qfleet.training.learner_core import Hooks, LearnerCore
-from qfleet.training.meter import Sink
+from qfleet.training.meter import GuardedSink, Sink
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,10 @@ class TrainResult:
     exit_code: int
     saved_at: int | None = None
     already_finished: bool = False
+
+    def __fspath__(self) -> str:
+        """Path of the run, so that a result can be passed wherever a run is named."""
+        return str(self.directory)
 
 
 def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
@@ -289,7 +293,7 @@ class Attempt(Generic[RunT]):
         if self.config.run.tensorboard:
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
-        self.sinks.extend(self.user_sinks)
+        self.sinks.extend(map(GuardedSink, self.user_sinks))
         self.sinks.insert(0, self.presence)
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ from qfleet.runs.membership import record_exit
 from qfleet.runs.presence import DirectoryGuard
 from qfleet.runs.tail import MetricsTail
 from qfleet.training.loop import drive, idle
-from qfleet.training.meter import Sink
+from qfleet.training.meter import GuardedSink, Sink
 from qfleet.transport.address import require_free
 from qfleet.transport.security import read_token, server_credentials
 
@@ -134,6 +134,7 @@ class Driver:
     def __init__(self, config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
                  origin: Mapping[str, Any], launcher: Launcher) -> None:
         self.directory, self.sinks, self.launcher = directory, sinks, launcher
+        self.guarded = [GuardedSink(sink) for sink in sinks]
         self.reason: str | None = None  # set by a signal
         try:
             request = RunRequest(str(directory.path.resolve()), spec.to_json(), describe_machine() | dict(origin))
@@ -173,7 +174,7 @@ class Driver:
         finally:
             self.supervisor.terminate(GRACE_S)
             self.launcher.close()
-            for sink in self.sinks:
+            for sink in self.guarded:
                 sink.flush()
                 sink.close()
 
@@ -188,7 +189,7 @@ class Driver:
             self.actors.step()
         for record in self.tail.new_records():
             self._last_record_at = self._last_notice_at = time.monotonic()
-            for sink in self.sinks:
+            for sink in self.guarded:
                 sink.write(record)
         if now - self._last_notice_at >= SILENCE_S:
             self._last_notice_at = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,8 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return reference_to(value) if callable(value) else value
 
 

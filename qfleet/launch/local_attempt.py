@@ -21,7 +21,7 @@ from qfleet.launch.attempt import (
     require_same_env,
 )
 from qfleet.launch.new_run import new_run
-from qfleet.launch.remote_evaluator import evaluator_process
+from qfleet.launch.remote_evaluator import RemoteEvaluatorSlot, evaluator_process
 from qfleet.report.progress import ProgressView
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
@@ -81,6 +81,7 @@ def reopen(directory: RunDirectory, parts: LocalRunParts, stack: ExitStack) -> O
     """Continue a run from its newest valid checkpoint; the stack closes it, as for `create`."""
     checkpoint, result = open_for_resume(directory, parts.config, stack)
     if result is not None:
+        stack.close()  # and unlock the directory
         return OpenedRun(parts.config, directory, None, result)
     env = _make_env(parts.config, stack)
     if checkpoint is not None:
@@ -113,6 +114,11 @@ def _builder(config: RunConfig, env: VectorEnv, directory: RunDirectory,
                           make_evaluator=partial(evaluator_process, config, directory, stack))
 
     return build
+
+
+def evaluator_failure(run: LearnerRun) -> Exception | None:
+    """Why the evaluator's process of a run cannot go on, if it has one."""
+    return run.evaluator.failure if isinstance(run.evaluator, RemoteEvaluatorSlot) else None
 
 
 class TorchState:

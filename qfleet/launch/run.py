@@ -14,8 +14,7 @@ from qfleet.core.seeds import seed_for
 from qfleet.launch import local_attempt
 from qfleet.launch.arguments import Settings, changed_config, resolve_arguments
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, record_result, recording_failure
-from qfleet.launch.local_attempt import LocalRunParts, OpenedRun, TorchState
-from qfleet.launch.remote_evaluator import RemoteEvaluatorSlot
+from qfleet.launch.local_attempt import LocalRunParts, OpenedRun, TorchState, evaluator_failure
 from qfleet.launch.scoring import EvalResult, evaluate_policy, require_positive
 from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
@@ -143,8 +142,8 @@ class Run(RunView):
         goals = {"steps": steps, "updates": updates, "episodes": episodes}
         limits = {name: value for name, value in goals.items() if value is not None}
         require_positive(**limits)
-        if condition is None and not limits:
-            raise UserError("until: give a condition, or steps, updates or episodes")
+        if not callable(condition) and (condition is not None or not limits):
+            raise UserError("until: give a condition, which is a function of the run, or steps, updates or episodes")
         self._advance(lambda: any(getattr(self, name) >= value for name, value in limits.items())
                       or (condition is not None and bool(condition(self))))
         return self
@@ -155,14 +154,7 @@ class Run(RunView):
         Returns:
             The run directory, counters, best evaluation and the reason for the end of the training.
         """
-        if self._result is None:
-            attempt = self._open_attempt()
-            with self._work(), attempt.stops_on_signal():
-                self._begin()
-                attempt.run.advance(lambda: False)
-                self._finish()
-        assert self._result is not None
-        return self._result
+        return self._end()
 
     def stop(self) -> TrainResult:
         """End the run now: save a checkpoint and close. `resume` continues it.
@@ -173,15 +165,7 @@ class Run(RunView):
         Returns:
             The result of the run, as for `train`.
         """
-        if self._result is None:
-            attempt = self._open_attempt()
-            with self._work(), attempt.stops_on_signal():
-                if not self.done:
-                    attempt.core.stop.request("stopped")
-                self._begin()
-                self._finish()
-        assert self._result is not None
-        return self._result
+        return self._end("stopped")
 
     def save(self) -> Path:
         """Write a checkpoint now, in addition to the scheduled ones. Resuming from it is not exact.
@@ -240,7 +224,8 @@ class Run(RunView):
 
     def __repr__(self) -> str:
         steps = self.steps if self._result is None else self._result.steps
-        state = f"{steps:,} of {self.config.total_steps:,} steps{', closed' * (self._closed or self._attempt is None)}"
+        end = ", finished: resume it with a larger total_steps" if self._attempt is None else ", closed" * self._closed
+        state = f"{steps:,} of {self.config.total_steps:,} steps{end}"
         return f"Run({self.config.env.name}, {self.config.agent.algo}, {state}, {self.directory})"
 
     # ---- end
@@ -268,15 +253,18 @@ class Run(RunView):
 
     @property
     def _core(self) -> LearnerCore:
-        if self._attempt is None:
-            raise UserError(f"{self.directory} was finished already: pass a larger total_steps to continue it")
-        return self._attempt.core
+        return self._unfinished().core
 
     def _open_attempt(self) -> Attempt[LearnerRun]:
         """The roles of a run that has not ended."""
-        if self._attempt is None or self._closed:
+        if self._closed and self._attempt is not None:
             raise UserError(f"the run {self.directory} is closed: qfleet.Run.resume({str(self.directory)!r}) continues "
                             "it, and qfleet.load loads its policy")
+        return self._unfinished()
+
+    def _unfinished(self) -> Attempt[LearnerRun]:
+        if self._attempt is None:
+            raise UserError(f"{self.directory} was finished already: pass a larger total_steps to continue it")
         return self._attempt
 
     def _create(self, resolved: Resolved, sinks: Sequence[Any], callbacks: Sequence[Any], progress: bool) -> None:
@@ -326,24 +314,33 @@ class Run(RunView):
         if signals.interrupted:
             raise KeyboardInterrupt
 
+    def _end(self, reason: str | None = None) -> TrainResult:
+        """Train to the end, or end now for this reason unless the run has ended already; evaluate, save and close."""
+        if self._result is None:
+            attempt = self._open_attempt()
+            with self._work(), attempt.stops_on_signal():
+                if reason is not None and not self.done:
+                    attempt.core.stop.request(reason)
+                self._begin()
+                attempt.run.advance(lambda: False)
+                self._finish()
+        assert self._result is not None
+        return self._result
+
     def _finish_if_failed(self) -> None:
-        """Save and raise the error if a callback or the evaluator's process has failed."""
-        if self._open_attempt().run.callbacks.failed or self._evaluator_failure() is not None:
+        """Save and raise the error if a callback, a sink or the evaluator's process has failed."""
+        run = self._open_attempt().run
+        if run.failed or evaluator_failure(run) is not None:
             self._finish()
 
     def _finish(self) -> None:
         attempt = self._open_attempt()
         result = attempt.result(attempt.run.finish())
-        if (failure := self._evaluator_failure()) is not None:
+        if (failure := evaluator_failure(attempt.run)) is not None:
             raise failure
         record_result(attempt.directory, result)
         self._result = result
         self._close()
-
-    def _evaluator_failure(self) -> Exception | None:
-        """Why the evaluator's process cannot go on, if there is one."""
-        evaluator = self._open_attempt().run.evaluator
-        return evaluator.failure if isinstance(evaluator, RemoteEvaluatorSlot) else None
 
     def _close(self) -> None:
         self._closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from typing import Any
 
 from qfleet import envs
@@ -43,7 +44,7 @@ def evaluate_policy(policy: Policy, config: RunConfig, episodes: int, seed: int,
                     require_env: Callable[[EnvSpec], None] = lambda spec: None, checkpoint: str | None = None,
                     on_episode: Callable[[int], None] = lambda episodes: None) -> EvalResult:
     """Play full episodes in an environment of its own. `require_env` raises UserError if that does not fit."""
-    check_protocol(episodes, lanes, epsilon)
+    check_protocol(episodes, lanes, epsilon, seed)
     with closing(make_env(with_step_limit(config.env), lanes or min(episodes, config.eval.lanes))) as env:
         require_env(env.spec)
         score = evaluate(policy, env, episodes, epsilon, seed, on_episode=on_episode)
@@ -51,18 +52,33 @@ def evaluate_policy(policy: Policy, config: RunConfig, episodes: int, seed: int,
                       score.lengths, checkpoint, str(policy.device), score.info)
 
 
-def check_protocol(episodes: int, lanes: int | None, epsilon: float) -> None:
+def check_protocol(episodes: int, lanes: int | None, epsilon: float, seed: int) -> None:
     """Raise UserError for arguments of an evaluation that are out of range."""
     require_positive(episodes=episodes, **({} if lanes is None else {"lanes": lanes}))
-    if not 0 <= epsilon <= 1:
-        raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
+    require_probability(epsilon)
+    require_seed(seed)
 
 
 def require_positive(**counts: Any) -> None:
     """Raise UserError unless every count is an integer of at least 1."""
     for name, value in counts.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-            raise UserError(f"{name}={value!r}: must be an integer of at least 1")
+        _require_integer(name, value, 1)
+
+
+def require_probability(epsilon: Any) -> None:
+    """Raise UserError unless epsilon is a number of 0 to 1."""
+    if not (isinstance(epsilon, Real) and 0 <= float(epsilon) <= 1):
+        raise UserError(f"epsilon={epsilon!r}: must be a probability, 0 to 1")
+
+
+def require_seed(seed: Any) -> None:
+    """Raise UserError unless a seed is an integer of at least 0."""
+    _require_integer("seed", seed, 0)
+
+
+def _require_integer(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise UserError(f"{name}={value!r}: must be an integer of at least {least}")
 
 
 def protocol_of(config: RunConfig) -> str:

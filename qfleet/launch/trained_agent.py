@@ -16,10 +16,11 @@ from qfleet.actor.policy import Policy
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.env import EnvSpec, Obs
 from qfleet.core.errors import UserError
-from qfleet.deploy.export import ExportedPolicy, GraphFormat, require_absent, write_policy
+from qfleet.deploy.export import ExportedPolicy, GraphFormat, chosen_graph_format, require_absent, write_policy
 from qfleet.deploy.policy_graph import PolicyGraph
 from qfleet.envs.spaces import OutOfSpace, SpaceAdapter, SpaceMismatch
 from qfleet.launch import attempt
+from qfleet.launch.scoring import require_probability
 from qfleet.runconfig.build import make_agent
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint
@@ -85,6 +86,7 @@ class TrainedAgent:
         Example:
             >>> obs, reward, terminated, truncated, info = env.step(agent.act(obs))
         """
+        require_probability(epsilon)
         leaves, single = self._finite_leaves(obs)
         lanes = len(next(iter(leaves.values())))
         if self.policy.memory is not None:
@@ -94,12 +96,12 @@ class TrainedAgent:
         actions = numbers if self.interpreter is None else [self.interpreter.actions.decode(n) for n in numbers]
         return actions[0] if single else np.asarray(actions)
 
-    def export(self, out: str | Path, format: GraphFormat = "onnx") -> ExportedPolicy:
+    def export(self, out: str | Path, format: GraphFormat | None = None) -> ExportedPolicy:
         """Write the greedy policy as an ONNX or TorchScript file, and compare the file with the policy.
 
         Args:
             out: Path of the file; it must not exist.
-            format: `onnx` or `torchscript`.
+            format: `onnx` or `torchscript`; None = by the suffix of `out` (.onnx, .pt, .ts), else `onnx`.
 
         Returns:
             The path, the names, shapes and types of inputs and outputs, and the largest difference.
@@ -112,10 +114,11 @@ class TrainedAgent:
             >>> qfleet.load("runs/my-run").export("policy.onnx").inputs
         """
         require_absent(out)
+        chosen = chosen_graph_format(out, format)
         policy = Policy(self.policy.agent, 0, torch.device("cpu"))
         policy.load(self.policy.flat.state(), self.policy.version)
         graph = PolicyGraph(policy.agent, policy.flat.net, self.spec, self.interpreter, policy.persistent())
-        return write_policy(graph, out, format, self._description())
+        return write_policy(graph, out, chosen, self._description())
 
     def q_values(self, obs: Any) -> np.ndarray:
         """Values of all actions for one observation or for a batch: the next greedy `act` takes the largest.

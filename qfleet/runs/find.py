@@ -16,7 +16,7 @@ from qfleet.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint, open_
 from qfleet.runs.directory import RunDirectory
 
 Which = Literal["best", "latest"]
-StrPath = str | Path
+StrPath = str | os.PathLike[str]
 
 HARMLESS = ("description", "device", "init_from", "run", "fleet")
 """Parts of a config that may contain a colon and are never imported: `cuda:0`, folders, ports, descriptions."""
@@ -33,6 +33,7 @@ def find_checkpoint(path: StrPath, which: Which = "best", *, root: StrPath = "ru
     """
     if which not in get_args(Which):
         raise UserError(f"which={which!r}: must be {' or '.join(get_args(Which))}")
+    path = os.fspath(path)
     if hub.is_on_hub(path):
         path = hub.download(path)
     checkpoint = open_checkpoint(path) if is_checkpoint(path) else _of_run(path, which, root)
@@ -62,7 +63,7 @@ def require_no_outside_links(run: RunDirectory) -> None:
 
 
 def _of_run(path: StrPath, which: Which, root: StrPath) -> Checkpoint:
-    store = Checkpoints(RunDirectory.open(path, root).checkpoints, 1)
+    store = Checkpoints(RunDirectory.open(os.fspath(path), os.fspath(root)).checkpoints, 1)
     found = store.newest("best", set_aside=False) if which == "best" else None
     found = found or store.newest("step", set_aside=False)
     if found is None:

@@ -15,7 +15,7 @@ from qfleet.core.clock import Progress
 from qfleet.core.episode import Episode
 from qfleet.core.errors import CallbackError, UserError
 from qfleet.core.evaluation import Score
-from qfleet.core.tracebacks import user_frame
+from qfleet.core.tracebacks import raised_text
 from qfleet.replay.view import ReplayView
 from qfleet.runs.metric_writers import COUNTERS
 from qfleet.training.checkpointer import CheckpointWriter
@@ -135,8 +135,7 @@ class RunControl(RunView):
 
     def stop(self) -> None:
         """End the run after this round, with a checkpoint; no effect on a run that is ending already."""
-        if self._core.stop.reason is None:
-            self._core.stop.request("stopped")
+        self._core.stop.end_early()
 
     def request_evaluation(self) -> None:
         """Evaluate the newest weights in the next round, or as soon as a separate evaluator is free.
@@ -307,10 +306,7 @@ class CallbackWorker:
             try:
                 method(self.control, *arguments)
             except (Exception, SystemExit) as error:  # sys.exit() too: the run is to be saved
-                what = f"{type(error).__name__}: {error}".removesuffix(": ")
-                frame, _ = user_frame(error)
-                where = "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
-                self._failure = CallbackError(f"callback {callback.name}.{hook}{where} raised {what}; the run was "
+                self._failure = CallbackError(f"{raised_text(f'callback {callback.name}.{hook}', error)}; the run was "
                                               f"stopped at step {self.control.steps:,}")
                 self._failure.__cause__ = error
                 self.control.stop()

@@ -97,7 +97,8 @@ class LearnerCore:
         self.best = hooks.best_score(None)
         self.events = EventQueue(hooks.callbacks)
         self.meter = Meter(
-            hooks.sinks, self.progress, spec.frames_per_step, plan.log_schedule, on_episode=self.events.add)
+            hooks.sinks, self.progress, spec.frames_per_step, plan.log_schedule, on_episode=self.events.add,
+            on_failure=self.stop.end_early)
         torch.manual_seed(seed_for(seed, "torch"))  # for layers that use torch's global generator, such as dropout
         context = LearnerContext(
             self.clock, components.make_sync(self.replay, self.meter), plan.total_updates,

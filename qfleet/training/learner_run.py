@@ -183,7 +183,13 @@ class LearnerRun:
             core.meter.finish()
         self.acting.end()
         self.callbacks.raise_failure()
+        core.meter.raise_failure()
         return reason
+
+    @property
+    def failed(self) -> bool:
+        """True after an exception in a callback or a sink, which `finish` raises after the last checkpoint."""
+        return self.callbacks.failed or self.core.meter.failed
 
     def before_checkpoint(self, index: int) -> None:
         self.acting.before_checkpoint(index)

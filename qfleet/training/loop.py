@@ -87,6 +87,11 @@ class StopRule:
         """Ask the run to end for this reason."""
         self.reason = reason
 
+    def end_early(self) -> None:
+        """Ask the run to end as by `stop`; no effect on a run that is ending already."""
+        if self.reason is None:
+            self.request("stopped")
+
     def check_score(self, mean: float) -> None:
         """End the run if the mean return of an evaluation reaches `stop_at`."""
         if self.plan.stop_at is not None and mean >= self.plan.stop_at:

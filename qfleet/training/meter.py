@@ -11,7 +11,8 @@ from typing import Any, Protocol, cast
 
 from qfleet.core.clock import Progress, Schedule
 from qfleet.core.episode import Episode
-from qfleet.core.errors import UserError
+from qfleet.core.errors import CallbackError, UserError
+from qfleet.core.tracebacks import raised_text
 
 RECENT_EPISODES = 100
 """Window of the mean training return and episode length."""
@@ -31,6 +32,10 @@ class FunctionSink:
     def __init__(self, function: Callable[[Mapping[str, Any]], object]) -> None:
         self._function = function
 
+    @property
+    def name(self) -> str:
+        return str(getattr(self._function, "__qualname__", type(self._function).__qualname__))
+
     def write(self, record: Mapping[str, Any]) -> None:
         self._function(record)
 
@@ -39,6 +44,34 @@ class FunctionSink:
 
     def close(self) -> None:
         """Do nothing: a function holds no resource."""
+
+
+class GuardedSink:
+    """Sink of the user. What it raises becomes a CallbackError, and it receives no more records after that."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._failed = sink, False
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._call("write", record)
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def close(self) -> None:
+        self._failed = False  # what it holds is to be released all the same
+        self._call("close")
+
+    def _call(self, method: str, *arguments: object) -> None:
+        if self._failed:
+            return
+        try:
+            getattr(self._sink, method)(*arguments)
+        except Exception as error:
+            self._failed = True
+            sink = self._sink
+            name = sink.name if isinstance(sink, FunctionSink) else f"{type(sink).__qualname__}.{method}"
+            raise CallbackError(raised_text(f"sink {name}", error)) from error
 
 
 def as_sink(sink: Sink | Callable[[Mapping[str, Any]], object]) -> Sink:
@@ -76,7 +109,8 @@ class Meter:
     """Collects metrics: means per log period, counters since the start, mean return of the last 100 episodes.
 
     A record is flat: step, frames, updates, episodes, time_s (training time over all attempts), then tags.
-    `gauges` are called whenever a record is emitted.
+    `gauges` are called whenever a record is emitted. After a sink of the user has failed, `on_failure` is called, which
+    ends the run as usual, and `raise_failure` raises the error.
     """
 
     def __init__(
@@ -87,10 +121,13 @@ class Meter:
         schedule: Schedule,
         gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
         on_episode: Callable[[Episode], None] = lambda episode: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.sinks, self.progress, self.gauges = sinks, progress, list(gauges)
         self.frames_per_step, self.schedule = frames_per_step, schedule
         self.on_episode, self.latest = on_episode, dict[str, Any]()
+        self.on_failure = on_failure
+        self._failure: CallbackError | None = None
         self.episodes = 0
         self.counters: dict[str, int] = defaultdict(int)
         self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
@@ -191,8 +228,7 @@ class Meter:
         self._sums.clear()
         self._emitted, self._logged = self._changes(), False
         self.latest |= record
-        for sink in self.sinks:
-            sink.write(record)
+        self._to_all(lambda sink: sink.write(record))
 
     def finish(self) -> None:
         """Emit the last record, unless nothing has changed since the previous one, and flush all sinks.
@@ -216,8 +252,27 @@ class Meter:
         return {"time/fps": (now.steps - then.steps) / span, "time/updates_per_s": (now.updates - then.updates) / span}
 
     def flush(self) -> None:
+        self._to_all(lambda sink: sink.flush())
+
+    @property
+    def failed(self) -> bool:
+        """True after an exception in a sink of the user."""
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure from self._failure.__cause__
+
+    def _to_all(self, call: Callable[[Sink], None]) -> None:
         for sink in self.sinks:
-            sink.flush()
+            try:
+                call(sink)
+            except CallbackError as error:
+                if self._failure is not None:
+                    continue
+                self._failure = CallbackError(f"{error}; the run was stopped at step {self.progress().steps:,}")
+                self._failure.__cause__ = error.__cause__
+                self.on_failure()
 
     def close(self) -> None:
         for sink in self.sinks:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from qfleet.replay.view import ReplayView
+from qfleet.training.latest_metrics import LatestMetrics
 
 if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
@@ -49,7 +50,7 @@ class RunView(ABC):
     @property
     def metrics(self) -> Mapping[str, Any]:
         """Latest value of every metric, by tag. Records are written every `run.log_period_steps` steps."""
-        return dict(self._core.meter.latest)
+        return LatestMetrics(self._core.meter.latest, self._core.plan.log_period_steps)
 
     @property
     def network(self) -> nn.Module:

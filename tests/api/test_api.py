@@ -135,7 +135,12 @@ def test_an_agent_says_what_it_is_and_refuses_observations_that_are_not_finite()
     result = api.train("CartPole-v1", [*TINY, "total_steps=100", "run.name=x"], sinks=[records.append])
     assert records and records[-1]["step"] == result.steps, "a plain function gets the records"
     agent = api.load(result.directory, which="latest")
+    assert repr(api.load(result, which="latest")) == repr(agent), "a result names its run"
+    assert api.evaluate(result, episodes=1).episodes == 1 and api.resume(result).already_finished
     assert repr(agent) == f"TrainedAgent(CartPole-v1, dqn, step-{result.steps:012d}, cpu)"
+    for epsilon in (5, -1, float("nan"), "0.1"):
+        with pytest.raises(UserError, match=r"epsilon=.* must be a probability, 0 to 1"):
+            agent.act(np.zeros(4, np.float32), epsilon=epsilon)
     for bad in (np.nan, np.inf):
         with pytest.raises(UserError, match="observation 'obs' contains NaN or infinity"):
             agent.act(np.array([0, bad, 0, 0], np.float32))

@@ -34,12 +34,18 @@ def test_overrides_are_a_list_of_texts(overrides):
     ({"episodes": "5"}, "episodes='5': must be"), ({"episodes": True}, "episodes=True: must be"),
     ({"lanes": 0}, "lanes=0: must be"), ({"epsilon": 1.5}, "epsilon=1.5: must be a probability"),
     ({"epsilon": -0.1}, "epsilon=-0.1: must be"), ({"epsilon": float("nan")}, "epsilon=nan: must be"),
+    ({"seed": -1}, "seed=-1: must be an integer of at least 0"), ({"seed": 1.5}, "seed=1.5: must be an integer"),
     ({"device": "gpu"}, "device='gpu' is not available"),
     ({"which": "typo"}, "which='typo': must be best or latest"),
 ])
 def test_how_an_evaluation_is_played(arguments, message):
     with pytest.raises(UserError, match=message):
         qfleet.evaluate("x", **arguments)
+
+
+def test_a_rollout_checks_its_seed():
+    with pytest.raises(UserError, match="seed=-1: must be an integer of at least 0"):
+        next(qfleet.rollout("x", seed=-1))
 
 
 def test_which_weights_and_where():

@@ -165,6 +165,10 @@ def test_one_environment_is_given_once():
         config_of("CartPole-v1", env=Grid)
     assert config_of("cartpole", env=Grid).env.id == f"{HERE}:Grid"  # a recipe on another environment
     assert config_of("cartpole", env={"lanes": 3}).env.lanes == 3
+    own = config_of(Grid, env={"lanes": 3, "kwargs": {}}).env
+    assert (own.id, own.lanes) == (f"{HERE}:Grid", 3)
+    with pytest.raises(UserError, match="pass one of them"):
+        config_of(Grid, env={"id": "CartPole-v1"})
     with pytest.raises(UserError, match="a RunConfig is already complete"):
         config_of(config_of("cartpole"), env=Grid)
 
@@ -348,6 +352,8 @@ def test_a_run_of_an_object_needs_it_again_in_another_program(monkeypatch):
 def test_a_definition_of_a_script_is_named_if_another_script_lacks_it():
     with pytest.raises(UserError, match=r"NoSuchEnv was defined in the script or notebook that started .*env=\.\.\."):
         load_attribute("__main__:NoSuchEnv")
+    with pytest.raises(UserError, match=r"^NoSuchEnv was defined in the script or notebook that started .*env=\.\.\."):
+        make(EnvConfig(id="__main__:NoSuchEnv"), 1)
 
 
 def test_a_run_keeps_an_environment_that_has_a_name():

@@ -220,6 +220,18 @@ def test_an_error_after_the_end_of_a_run_does_not_change_how_it_ended():
     assert RunDirectory(run.directory).ending()["reason"] == "total_steps"
 
 
+def test_a_finished_run_is_unlocked_when_it_is_opened_and_says_what_continues_it():
+    new_run(DQN, "total_steps=200").train()
+    finished = Run.resume("x")
+    assert "steps, finished: resume it with a larger total_steps, runs/x)" in repr(finished)
+    for use in (lambda: finished.until(updates=10_000), finished.save):
+        with pytest.raises(UserError, match="was finished already: pass a larger total_steps"):
+            use()
+    with Run.resume("x", total_steps=400) as run:
+        assert run.step(10) >= 10
+    assert finished.train().already_finished
+
+
 def test_a_run_that_was_never_stepped_leaves_nothing_to_do():
     run = new_run(DQN)
     run.close()
@@ -249,13 +261,23 @@ def test_saved_checkpoints_can_be_loaded_while_the_run_goes_on():
 
 @pytest.mark.parametrize("mistake", [
     lambda run: run.step(0), lambda run: run.step(1.5), lambda run: run.step(True), lambda run: run.until(),
-    lambda run: run.until(steps=-1), lambda run: run.evaluate(episodes=0), lambda run: run.evaluate(epsilon=2),
-    lambda run: run.replay.sample(0)])
+    lambda run: run.until(5), lambda run: run.until(steps=-1), lambda run: run.evaluate(episodes=0),
+    lambda run: run.evaluate(epsilon=2), lambda run: run.replay.sample(0)])
 def test_mistakes_are_refused_and_leave_the_run_usable(mistake):
     with new_run(DQN, "total_steps=100") as run:
         with pytest.raises(UserError, match=r"must be|give a condition"):
             mistake(run)
         assert run.step(10) == 10
+
+
+def test_a_metric_that_is_not_there_is_explained():
+    with new_run(DQN, "total_steps=200") as run:
+        with pytest.raises(KeyError, match=r"^metrics: there is no record yet, .* run.log_period_steps=50 steps: use "):
+            run.until(lambda run: run.metrics["train/loss"] > 0)
+        run.step(110)
+        with pytest.raises(UserError, match=r"did you mean train/loss or .*\? Otherwise use metrics.get\('train/los'"):
+            run.metrics["train/los"]
+        assert run.metrics.get("train/los", 3) == 3 and "train/los" not in run.metrics
 
 
 def test_an_error_in_a_condition_leaves_the_run_usable():

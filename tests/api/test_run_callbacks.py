@@ -98,6 +98,46 @@ def test_an_exception_in_a_callback_ends_a_run_that_is_stepped():
     run.close()
 
 
+class FailingSink:
+    def __init__(self, method):
+        self.method, self.calls = method, []
+
+    def write(self, record):
+        self.call("write")
+
+    def flush(self):
+        self.call("flush")
+
+    def close(self):
+        self.calls.append("close")
+
+    def call(self, method):
+        self.calls.append(method)
+        if method == self.method and self.calls.count(method) == 2 - (method == "flush"):
+            raise ValueError("disk full")
+
+
+@pytest.mark.parametrize("method", ["write", "flush"])
+def test_an_exception_in_a_sink_fails_the_run_and_it_can_be_resumed(method):
+    sink = FailingSink(method)
+    with pytest.raises(CallbackError, match=rf"sink FailingSink.{method} \({__file__}, line \d+\) raised ValueError: "
+                                            r"disk full; the run was stopped at step \d+"):
+        train(callbacks=[], sinks=[sink])
+    assert sink.calls[-2:] == [method, "close"], "it receives nothing more"
+    ending = RunDirectory(Path("runs/x")).ending()
+    assert ending["reason"] == "failed" and ending["error"].startswith("sink FailingSink")
+    assert list(Path("runs/x/checkpoints").glob("step-*"))
+    assert api.resume("x", total_steps=200).steps >= 200
+
+
+def test_an_exception_in_a_function_as_sink_ends_a_run_that_is_stepped():
+    name, pairs = arguments(DQN, *SHORT)
+    run = Run(name, pairs, sinks=[lambda record: 1 / 0])
+    with pytest.raises(CallbackError, match=r"sink .*<lambda> .* raised ZeroDivisionError"):
+        run.step(60)
+    assert Run.resume("x").steps >= 50
+
+
 @pytest.mark.parametrize("use", [Run.step, Run.save, Run.train, Run.stop])
 def test_an_exception_at_the_start_is_raised_by_whatever_starts_the_run(use):
     class Unready:

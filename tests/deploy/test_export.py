@@ -184,6 +184,15 @@ def policy(tmp_path):
     return checkpoint_of(agent_for(VECTOR, TWO, "agent.algo=dqn"), tmp_path / "best")
 
 
+def test_the_suffix_names_the_format_of_a_loaded_agent(policy, tmp_path):
+    agent = api.load(policy)
+    for out, form in (("p.pt", "torchscript"), ("p.ts", "torchscript"), ("p.onnx", "onnx"), ("p", "onnx")):
+        assert agent.export(tmp_path / out).format == form
+    torch.jit.load(str(tmp_path / "p.pt"))
+    with pytest.raises(UserError, match="'safetensors' is a checkpoint: use"):
+        agent.export(tmp_path / "q", "safetensors")
+
+
 @pytest.mark.parametrize(("form", "out"), [(None, "policy.onnx"), ("onnx", "policy"), (None, "policy.pt"),
                                            ("torchscript", "policy.x")])
 def test_the_command_describes_what_it_wrote(policy, tmp_path, capsys, form, out):
