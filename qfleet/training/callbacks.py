@@ -24,6 +24,9 @@ from qfleet.training.run_view import RunView
 if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
 
+RESERVED = (*COUNTERS, "rollout/ep_rew_mean", "rollout/ep_len_mean")
+"""Tags that every record has of its own; those of evaluations begin with `eval/`."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -155,9 +158,8 @@ class RunControl(RunView):
 def _tag(tag: Any) -> str:
     if not isinstance(tag, str) or not tag:
         raise UserError(f"log: {tag!r} cannot be the name of a metric: use text, such as \"curriculum/level\"")
-    if tag in COUNTERS or tag.startswith(("eval/", "rollout/ep_")):
-        raise UserError(f"log: {tag!r} is reserved: use a name other than {', '.join(COUNTERS)}, eval/... and "
-                        "rollout/ep_...")
+    if tag in RESERVED or tag.startswith("eval/"):
+        raise UserError(f"log: {tag!r} is reserved: use a name other than {', '.join(RESERVED)} and eval/...")
     return tag
 
 
