@@ -135,7 +135,7 @@ def test_a_step_and_an_update_run_few_files(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(150)
 def test_the_minimal_example_learns():
     lines = run(str(EXAMPLES / f"{MINIMAL}.py"), "0", "6000", cwd=ROOT).stdout.splitlines()
     assert len(lines) == 7 and lines[0].startswith("step ")
@@ -167,7 +167,7 @@ WITHOUT = "import runpy, sys; sys.modules['torch'] = sys.modules['qfleet'] = Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(150)
 def test_the_example_serves_a_policy_without_torch_or_qfleet(tmp_path):
     pytest.importorskip("onnxruntime")
     agent = cartpole()
@@ -187,7 +187,7 @@ def test_the_example_serves_a_policy_without_torch_or_qfleet(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", OBJECTS)
 def test_programs_with_environments_of_their_own_train(name, tmp_path):
     page, printed = OBJECTS[name]
@@ -221,7 +221,7 @@ def test_the_envpool_example_calls_what_envpool_has(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_of_the_python_api_run(name, tmp_path):
     page = (ROOT / "docs/python.md").read_text()
