@@ -101,7 +101,9 @@ def test_a_missing_extra_is_named(monkeypatch, tmp_path, module, write, name):
 @pytest.fixture
 def pygame(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    return pytest.importorskip("pygame")
+    module = pytest.importorskip("pygame")
+    module.display.quit()  # an environment that rendered in this process may have left it open
+    return module
 
 
 def test_a_window_shows_every_picture_enlarged_under_its_title(pygame):

@@ -32,7 +32,8 @@ def test_they_are_averaged_and_logged_wherever_the_roles_live(topology):
         assert (record["rollout/info/cost_sum"], record["rollout/info/cost_mean"]) == (2.0, 0.5)
         assert 0 <= record["rollout/info/success"] <= 1
     assert any(0.2 < record["rollout/info/success"] < 0.8 for record in trained)  # a mean over the lanes
-    assert trained[-1]["rollout/info/nested.episode"] > trained[0]["rollout/info/nested.episode"]
+    numbers = [record["rollout/info/nested.episode"] for record in trained]  # of actors that start at different times
+    assert max(numbers) > min(numbers) >= 0 and ("actors=2" in topology or numbers[-1] > numbers[0])
     evaluated = [record for record in found if "eval/mean_reward" in record]
     assert evaluated and all(record["eval/info/cost_sum"] == 2.0 and "eval/info/success" in record
                              for record in evaluated)
