@@ -74,7 +74,7 @@ def test_every_package_of_the_graph_exists():
     assert len(sections()) >= 6
 
 
-def test_the_graph_has_no_edge_that_nobody_uses():
+def test_the_graph_has_no_unused_edge():
     assert unused_edges(library()) == []
 
 

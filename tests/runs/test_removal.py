@@ -1,4 +1,4 @@
-"""Only runs are removed, only those that nobody uses, and nothing that links lead to."""
+"""`rm` removes only run directories that are not in use, and follows no links."""
 
 from __future__ import annotations
 
