@@ -32,7 +32,7 @@ from qfleet.core.errors import UserError
 from qfleet.core.replay import Sample, Window
 from qfleet.maths.returns import n_step
 from qfleet.networks import actor_critic
-from qfleet.networks.custom_encoder import EncoderName
+from qfleet.networks.custom_encoder import EncoderName, EncoderOptions
 from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.norms import Norm
 from qfleet.networks.torsos import Torso
@@ -55,11 +55,8 @@ class ControlConfig(Section):
     smoothing_clip: Positive = Field(0.5, description="bound on the absolute smoothing noise")
     normalise: bool = Field(
         False, description="normalise vector observations by their running mean and standard deviation")
-    encoder: EncoderName = Field(
-        "auto", description="network from the observation to features: auto (torsos for images, one-hot categories, "
-                            "vectors unchanged), or your own nn.Module for all leaves, as module:attribute")
-    encoder_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of agent.encoder, in addition to the observation's leaves")
+    encoder: EncoderName = "auto"
+    encoder_kwargs: EncoderOptions = Field(default_factory=dict)
     torso: Torso = Field(
         "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")

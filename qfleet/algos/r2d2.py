@@ -29,7 +29,7 @@ from qfleet.maths.returns import n_step
 from qfleet.maths.sequences import drift, masked_mean, mixed_priority, previous, real_rows
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.networks import recurrent
-from qfleet.networks.custom_encoder import EncoderName
+from qfleet.networks.custom_encoder import EncoderName, EncoderOptions
 from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import MLP, DuelingHead, Head
 from qfleet.networks.norms import Norm
@@ -62,11 +62,8 @@ class Config(Section):
                           "clipped")
     measure_drift: bool = Field(
         False, description="log ΔQ, the effect of stale recurrent states on Q; stores three states per sequence")
-    encoder: EncoderName = Field(
-        "auto", description="network from the observation to features: auto (torsos for images, one-hot categories, "
-                            "vectors unchanged), or your own nn.Module for all leaves, as module:attribute")
-    encoder_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of agent.encoder, in addition to the observation's leaves")
+    encoder: EncoderName = "auto"
+    encoder_kwargs: EncoderOptions = Field(default_factory=dict)
     torso: Torso = Field(
         "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")

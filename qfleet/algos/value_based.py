@@ -33,7 +33,7 @@ from qfleet.core.replay import Sample, Window
 from qfleet.maths.bellman import gather_actions, scaled_log_policy
 from qfleet.maths.returns import NStep, n_step
 from qfleet.maths.value_rescaling import h, h_inverse
-from qfleet.networks.custom_encoder import EncoderName, check_encoder
+from qfleet.networks.custom_encoder import EncoderName, EncoderOptions, check_encoder
 from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import DuelingHead, Head
 from qfleet.networks.noisy import Noise
@@ -71,11 +71,8 @@ class ValueBasedConfig(Section):
     rescale: bool = Field(
         False, description="value rescaling: learn h(return) instead of the return; for large rewards that are not "
                            "clipped")
-    encoder: EncoderName = Field(
-        "auto", description="network from the observation to features: auto (torsos for images, one-hot categories, "
-                            "vectors unchanged), or your own nn.Module for all leaves, as module:attribute")
-    encoder_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of agent.encoder, in addition to the observation's leaves")
+    encoder: EncoderName = "auto"
+    encoder_kwargs: EncoderOptions = Field(default_factory=dict)
     torso: Torso = Field(
         "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
                             "module:attribute")

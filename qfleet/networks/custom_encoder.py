@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from qfleet.accel.kernels.images import image_input
@@ -15,8 +16,14 @@ from qfleet.config import PluginName, load_attribute
 from qfleet.core.env import Leaf
 from qfleet.core.errors import UserError
 
-EncoderName = Annotated[str, PluginName(None, ("auto",))]
+EncoderName = Annotated[str, PluginName(None, ("auto",)), Field(
+    description="network from the observation to features: auto (torsos for images, one-hot categories, vectors "
+                "unchanged), or your own nn.Module for all leaves, as module:attribute")]
 """Config field that names the user's encoder; `auto` is qfleet's own."""
+
+EncoderOptions = Annotated[dict[str, Any], Field(
+    description="keyword arguments of agent.encoder, in addition to the observation's leaves")]
+"""Config field with the options of the user's encoder."""
 
 ITEMS = 2
 """Observations of the trial pass: more than one, so that a module which mixes them up is found."""
