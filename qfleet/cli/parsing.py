@@ -85,17 +85,22 @@ def parse(command: Command, argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = make_parser(command)
     args, unknown = parser.parse_known_intermixed_args(list(argv))
-    words = list(args.words)
-    args.overrides = [word for word in (*words, *unknown) if OVERRIDE.match(word)]
-    args.words = [word for word in words if not OVERRIDE.match(word)]
-    if command.source is not None and len(args.words) == command.source:
-        args.words += [word.partition("=")[2] for word in args.overrides if word.startswith("env.id=")][-1:]
+    overrides = [word for word in (*args.words, *unknown) if OVERRIDE.match(word)]
+    words = [word for word in args.words if not OVERRIDE.match(word)]
+    if command.source is not None and len(words) == command.source:
+        words += [word.partition("=")[2] for word in overrides if word.startswith("env.id=")][-1:]
+    args = changed(args, words=words, overrides=overrides)
     problems = [*parser.problems, *_misplaced(command, parser, args, unknown, argv)]
     if problems and command.source is not None:
         problems += _config_problems(command.source, args, unknown, argv)
     if problems:
         parser.error("\n  ".join(["", *problems]) if len(problems) > 1 else problems[0])
     return args
+
+
+def changed(args: argparse.Namespace, **values: Any) -> argparse.Namespace:
+    """Return a copy of parsed arguments with other values."""
+    return argparse.Namespace(**vars(args) | values)
 
 
 def _misplaced(command: Command, parser: CommandParser, args: argparse.Namespace, unknown: Sequence[str],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qfleet.cli.options import fleet_overrides
 from qfleet.cli.output import clean_stdout, print_error, print_result
+from qfleet.cli.parsing import changed
 from qfleet.cli.play import RolloutFrames, describe_result, video_path, write_video
 from qfleet.cli.seeds import summary
 from qfleet.cli.smoke import SMOKE_ROOT, smoke, smoke_plan
@@ -39,11 +40,11 @@ def train(args: Namespace) -> int:
     if args.jobs > args.seeds:
         raise UserError(f"--jobs {args.jobs} is more than --seeds {args.seeds}: "
                         + (f"use --jobs {args.seeds}" if args.seeds > 1 else f"pass --seeds {args.jobs} or more"))
-    args.overrides += fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
+    args = _with_fleet_options(args, source)
     if args.smoke and not args.dry_run:
         return smoke(args)
     plans = [smoke_plan(args, SMOKE_ROOT) if args.smoke else resolution.resolve(source, args.overrides)]
-    restarted = _as_rank(args, plans[0].config.synchronous)
+    args, restarted = _as_rank(args, plans[0].config.synchronous)
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]
@@ -94,15 +95,14 @@ def resume(args: Namespace) -> int:
     from qfleet.config import parse_override, read_yaml
     from qfleet.report.progress import ProgressView
     from qfleet.report.status import RunGoal
-    from qfleet.runconfig import resolution, resumable
+    from qfleet.runconfig import resumable
     from qfleet.runs.directory import RunDirectory
 
     run = RunDirectory.open(args.words[0], args.root)
     resumable.require_current(run.config)
-    config = str(run.config)
-    args.overrides += fleet_overrides(args, lambda given: resolution.resolve(config, given).config.has_children)
+    args = _with_fleet_options(args, str(run.config))
     goal = read_yaml(run.config) | dict(parse_override(text) for text in args.overrides)
-    _as_rank(args, goal.get("sync", "none") not in ("none", "server"))
+    args, _ = _as_rank(args, goal.get("sync", "none") not in ("none", "server"))
     _require_finish(args)
     view = ProgressView(RunGoal.from_settings(goal, _has_gpu()), mode=_mode(args))
     with clean_stdout(args), _closing_view(view):
@@ -113,15 +113,23 @@ def resume(args: Namespace) -> int:
     return result.exit_code
 
 
-def _as_rank(args: Namespace, averages: bool) -> bool:
+def _with_fleet_options(args: Namespace, source: str) -> Namespace:
+    """Return the arguments with the overrides that options of fleets stand for."""
+    from qfleet.runconfig import resolution
+
+    more = fleet_overrides(args, lambda given: resolution.resolve(source, given).config.has_children)
+    return changed(args, overrides=[*args.overrides, *more])
+
+
+def _as_rank(args: Namespace, averages: bool) -> tuple[Namespace, bool]:
     """Silence every rank but rank 0 under torchrun or srun. True after a restart of all ranks: then the run exists."""
     from qfleet.sync.process_group import RankInfo
 
     place = RankInfo.from_environment() if averages else None
     if place is not None and place.rank:
-        args.quiet, args.show, args.record = True, False, False
+        args = changed(args, quiet=True, show=False, record=False)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    return place is not None and place.attempt > 0
+    return args, place is not None and place.attempt > 0
 
 
 def _has_gpu() -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -15,3 +18,8 @@ def restore_rng(generator: torch.Generator, state: torch.Tensor) -> None:
         generator.set_state(state)
     except RuntimeError:
         generator.manual_seed(zlib.crc32(state.numpy().tobytes()))
+
+
+def restore_numpy_rng(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
+    """Restore the state that `generator.bit_generator.state` was."""
+    generator.bit_generator.state = state

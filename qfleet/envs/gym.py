@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes.util
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -216,11 +216,10 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[EnvFactory,
                         "(your own: env.id=module:Class, or module:Id if importing the module registers it)") from None
     _warn_outdated(spec)
     limit = cfg.max_episode_steps or spec.max_episode_steps
-    spec = copy.deepcopy(spec)
-    spec.disable_env_checker, spec.max_episode_steps = True, limit
-    if not cfg.wrappers:
-        # GymLanes enforces order and time limit itself; two wrappers fewer save 7 % of a CartPole step.
-        spec.order_enforce, spec.max_episode_steps = False, None
+    # GymLanes enforces order and time limit itself; two wrappers fewer save 7 % of a CartPole step.
+    ordered = spec.order_enforce and bool(cfg.wrappers)
+    spec = dataclasses.replace(spec, disable_env_checker=True, order_enforce=ordered,
+                               max_episode_steps=limit if cfg.wrappers else None)
     kwargs = dict(cfg.kwargs)
     if render and _can_render(cfg, spec):
         kwargs.setdefault("render_mode", "rgb_array")

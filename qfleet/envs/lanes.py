@@ -75,6 +75,41 @@ class Lane:
     rebuilds_since_reset: int = 0
     consecutive_faults: int = 0
 
+    def reseed(self, seed: int) -> None:
+        self.seed, self.rebuilds_since_reset = seed, 0
+
+    def begin_episode(self, lives: int) -> None:
+        self.steps, self.over, self.lives = 0, False, lives
+        self.info.reset()
+
+    def advance(self, lives: int) -> bool:
+        """Count a step of the episode; returns True if a life was lost in it."""
+        lost = 0 < lives < self.lives
+        self.steps += 1
+        self.lives = lives
+        return lost
+
+    def end_episode(self) -> None:
+        self.over = True
+
+    def clear_faults(self) -> None:
+        """Note that an episode was completed without a failure."""
+        self.consecutive_faults = 0
+
+    def count_fault(self) -> int:
+        """Count a failure; returns the number of consecutive ones."""
+        self.rebuilt += 1
+        self.rebuilds_since_reset += 1
+        self.consecutive_faults += 1
+        return self.consecutive_faults
+
+    def rebuild(self, build: Callable[[], gymnasium.Env[Any, Any]]) -> None:
+        self.env = build()
+
+    def rebuilt_seed(self) -> int:
+        """Seed of the rebuilt environment, derived from the lane's seed and its number of failures."""
+        return int(np.random.SeedSequence([self.seed, self.rebuilds_since_reset]).generate_state(1)[0] >> 1)
+
 
 class StepBuffer:
     """Columns of one vector step while it is assembled. In `fresh` lanes the frame starts an episode."""
@@ -124,7 +159,7 @@ class GymLanes:
         self._stack = FrameStack(self.spec.observation, self.lanes)
         self._sent = None
         for i, seed in enumerate(seeds):
-            self._lanes[i].seed, self._lanes[i].rebuilds_since_reset = int(seed), 0
+            self._lanes[i].reseed(int(seed))
             self._begin(i, row.frames, int(seed))
         self._restart_nonfinite(row)
         return self._stack.push(row.frames, np.ones(self.lanes, bool))
@@ -152,7 +187,7 @@ class GymLanes:
                 self._step(i, action, row)
         self._restart_nonfinite(row)
         for i in row.last.nonzero()[0].tolist():
-            self._lanes[i].consecutive_faults = 0  # only after the final observation was found finite
+            self._lanes[i].clear_faults()  # only after the final observation was found finite
         if self._bounds_checks_left:
             self._check_bounds(row.frames)
         reward = np.sign(row.raw_reward) if self._rules.clip else row.raw_reward
@@ -192,20 +227,20 @@ class GymLanes:
                 self._require_api(fault_of_call(error) if answer is NO_ANSWER else fault_of_step(answer))
             self._restart(i, row, self._rebuild(i, user_traceback(error)))
             return
-        lane.steps += 1
+        life_lost = lane.advance(lives)
         if not -MAX_REWARD <= score <= MAX_REWARD and not (rules.clip and math.isfinite(score)):
             large = ", which float32 cannot hold," if math.isfinite(score) else ""
             self._restart(i, row, self._not_finite(i, f"the reward {score:g}{large}"))
             return
         self._write(i, row.frames, raw)
         row.raw_reward[i] = score
-        if terminated or 0 < lives < lane.lives:
+        if terminated or life_lost:
             row.discount[i] = 0
-        lane.lives = lives
         if self._tracks_info:
             lane.info.add(info)
         if terminated or truncated or lane.steps == rules.limit:
-            row.last[i] = lane.over = True
+            row.last[i] = True
+            lane.end_episode()
             row.final_info[i] = info
             if self._tracks_info:
                 row.info[i] = lane.info.finish(self.spec.id, info)
@@ -231,13 +266,12 @@ class GymLanes:
             try:
                 answer = lane.env.reset(seed=seed)
                 raw, info = answer
-                lane.lives = int(info.get("lives", 0))
+                lives = int(info.get("lives", 0))
                 break
             except FAILURES as error:
                 self._require_api(fault_of_call(error) if answer is NO_ANSWER else fault_of_reset(answer))
                 seed, rebuilt = self._rebuild(i, user_traceback(error)), True
-        lane.steps, lane.over = 0, False
-        lane.info.reset()
+        lane.begin_episode(lives)
         self._write(i, frames, raw)
         return rebuilt
 
@@ -260,21 +294,18 @@ class GymLanes:
         return self._rebuild(i, where)
 
     def _rebuild(self, i: int, reason: str) -> int:
-        """Rebuild the environment of lane i; returns its seed, derived from the lane's seed and failure count."""
+        """Rebuild the environment of lane i; returns its seed."""
         lane = self._lanes[i]
         with contextlib.suppress(Exception):
             lane.env.close()
         while True:
-            lane.rebuilt += 1
-            lane.rebuilds_since_reset += 1
-            lane.consecutive_faults += 1
-            if lane.consecutive_faults >= self._cfg.max_faults:
+            if (faults := lane.count_fault()) >= self._cfg.max_faults:
                 raise EnvFault(
-                    f"{self.spec.id} failed {lane.consecutive_faults} times in lane {i} without completing an episode "
+                    f"{self.spec.id} failed {faults} times in lane {i} without completing an episode "
                     f"(env.max_faults={self._cfg.max_faults}); the last failure:\n{reason}"
                 )
             try:
-                lane.env = self._build()
+                lane.rebuild(self._build)
                 break
             except FAILURES as error:
                 reason = user_traceback(error)
@@ -282,7 +313,7 @@ class GymLanes:
         if lost & (lost - 1) == 0:  # log the 1st, 2nd, 4th, 8th ... only
             log.warning("%s: lane %d failed and was rebuilt, its episode is lost (%d so far): %s", self.spec.id, i,
                         lost, reason.strip().splitlines()[-1])
-        return int(np.random.SeedSequence([lane.seed, lane.rebuilds_since_reset]).generate_state(1)[0] >> 1)
+        return lane.rebuilt_seed()
 
     def _write(self, i: int, frames: Obs, raw: Any) -> None:
         try:

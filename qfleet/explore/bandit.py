@@ -22,6 +22,7 @@ from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.exploration import Explorer
+from qfleet.core.rng import restore_numpy_rng
 from qfleet.explore.ladder import Config as LadderConfig
 from qfleet.explore.ladder import Ladder
 
@@ -57,8 +58,11 @@ class Bandit:
         self.arms, self.rule, self.weight, self.random = arms, rule, weight, random
         self.window, self.history = window, deque[tuple[int, float]]()
         self._returns = [deque[float]() for _ in range(arms)]  # the history's returns, per arm
-        self.rng = np.random.default_rng(0)
-        self.dealt = 0
+        self.seed(0)
+
+    def seed(self, seed: int) -> None:
+        """Seed the random choices, and try each arm once again."""
+        self.rng, self.dealt = np.random.default_rng(seed), 0
 
     def choose(self, playing: Sequence[int] = ()) -> int:
         """Next arm: each arm once, then a random one with probability `random`, else the one with the best score.
@@ -113,7 +117,8 @@ class Bandit:
             if not 0 <= arm < self.arms:
                 raise ValueError(f"a bandit of {self.arms} arms cannot load a history with arm {arm:g}")
             self.update(int(arm), float(ret))
-        self.dealt, self.rng.bit_generator.state = int(state["dealt"]), state["rng"]
+        self.dealt = int(state["dealt"])
+        restore_numpy_rng(self.rng, state["rng"])
 
 
 class BanditExplorer:
@@ -125,7 +130,7 @@ class BanditExplorer:
         self._begin()
 
     def seed(self, seed: int) -> None:
-        self.bandit.rng, self.bandit.dealt = np.random.default_rng(seed), 0
+        self.bandit.seed(seed)
         self._begin()
 
     def params(self, steps: int) -> ExplorationParams:

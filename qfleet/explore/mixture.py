@@ -15,6 +15,7 @@ from pydantic import Field
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative, PositiveCount
 from qfleet.core.agent import ExplorationParams
+from qfleet.core.rng import restore_numpy_rng
 from qfleet.explore.ladder import Config as LadderConfig
 from qfleet.explore.ladder import Ladder
 
@@ -57,7 +58,7 @@ class Mixture:
         return {"rng": self._rng.bit_generator.state, "arm": self._arm.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        restore_numpy_rng(self._rng, state["rng"])
         self._arm[:] = state["arm"]
 
 

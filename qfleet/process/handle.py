@@ -47,7 +47,7 @@ class ProcessHandle(Protocol):
     beats: bool
     first_beat: float
     last_beat: float
-    kill_reason: str | None  # set if the supervisor killed it
+    kill_reason: str | None  # why its process was lost, if the handle found that out
 
     @property
     def pid(self) -> int: ...

@@ -30,6 +30,7 @@ class RestartGroup:
         self.beats, self.first_beat, self.last_beat = False, now, now
         self.kill_reason: str | None = None
         self._handles: list[ProcessHandle] = []
+        self._complete_at = now
         self._stop_requested = self._exited = self._killed = False
         self._cause: int | None = None
         self._failed_at: float | None = None
@@ -94,12 +95,15 @@ class RestartGroup:
         """
         for handle in self._handles:
             handle.poll_heartbeat(now)
-            if self.is_starting:
-                handle.first_beat = handle.last_beat = now
+        if self.is_starting:
+            self._complete_at = now
         running = [handle for handle in self._handles if handle.code is None] or self._handles
         self.beats = all(handle.beats for handle in running)
-        self.first_beat = max(handle.first_beat for handle in running)
-        self.last_beat = min(handle.last_beat for handle in running)
+        self.first_beat = max(self._complete_at, *(handle.first_beat for handle in running))
+        self.last_beat = min(map(self._last_beat, running))
+
+    def _last_beat(self, handle: ProcessHandle) -> float:
+        return max(self._complete_at, handle.last_beat)
 
     def request_stop(self) -> None:
         self._stop_requested = True
@@ -142,6 +146,6 @@ class RestartGroup:
             handle = self._handles[number]
             return (
                 handle.code in FINAL_EXIT_CODES, handle.code not in (None, EXIT_OK, EXIT_PEER_LOST),
-                handle.code is None, handle.is_unreachable, -handle.last_beat)
+                handle.code is None, handle.is_unreachable, -self._last_beat(handle))
 
         return max(range(len(self._handles)), key=blame) if self._cause is None else self._cause

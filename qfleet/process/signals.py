@@ -41,6 +41,10 @@ class LateSignalHandler:
         self.stopping = False
         self._impatient = False
 
+    def begin_stop(self) -> None:
+        """Note that a run has handled a signal."""
+        self.stopping = True
+
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -77,7 +81,7 @@ def stop_on_signal(stop: Stoppable, second_sigint_raises: bool = True) -> Iterat
     Without `second_sigint_raises` a second SIGINT has no effect: the parent process decides when to kill.
     """
     def handle(number: int, frame: FrameType | None) -> None:
-        LATE_SIGNALS.stopping = True
+        LATE_SIGNALS.begin_stop()
         name = signal.Signals(number).name
         if name == "SIGHUP":
             drop_closed_terminal()

@@ -79,6 +79,7 @@ class ChildState:
         self.streak = 0  # exits in a row without a healthy instance
         self.first: tuple[int, str, str] | None = None  # first exit of the streak: code, description, output
         self.kill_at: float | None = None  # removed: killed at this time if still running
+        self.kill_reason: str | None = None  # why the running instance was killed
         self.done = False
         self._doublings = 0  # of the pause before its next start
         self._start_at = 0.0
@@ -88,6 +89,7 @@ class ChildState:
 
     def start(self, start_child: Callable[[ChildSpec, int, float], ProcessHandle], now: float) -> None:
         self.starts += 1
+        self.kill_reason = None
         self.handle = start_child(self.child, self.starts, now)
 
     def take_handle(self) -> ProcessHandle:
@@ -95,6 +97,12 @@ class ChildState:
         handle, self.handle = self.handle, None
         assert handle is not None
         return handle
+
+    def kill(self, reason: str) -> None:
+        """Kill the instance; a later turn notices its exit."""
+        assert self.handle is not None
+        self.kill_reason = reason
+        self.handle.kill()
 
     def finish(self) -> None:
         """The child exited with code 0 and is not started again."""
@@ -251,18 +259,16 @@ class Supervisor:
         self._update_reaper()
 
     def _kill_if_overdue(self, state: ChildState, handle: ProcessHandle) -> None:
-        """Kill a child that sent no heartbeat, or has not exited, in time; a later turn notices its exit."""
-        if handle.kill_reason is not None:
+        """Kill a child that sent no heartbeat, or has not exited, in time."""
+        if (state.kill_reason or handle.kill_reason) is not None:
             return
-        if state.kill_at is not None and self._clock >= state.kill_at:
-            handle.kill_reason = "did not exit when asked to and was killed"
         silent_s = self._clock - handle.last_beat
         between_s = state.child.silence_s or self.policy.heartbeat_timeout_s
         limit_s = between_s if handle.beats else self.policy.first_beat_s
         if silent_s > limit_s:
-            handle.kill_reason = f"sent no heartbeat for {limit_s:g} s and was killed"
-        if handle.kill_reason is not None:
-            handle.kill()
+            state.kill(f"sent no heartbeat for {limit_s:g} s and was killed")
+        elif state.kill_at is not None and self._clock >= state.kill_at:
+            state.kill("did not exit when asked to and was killed")
 
     def _reap(self, state: ChildState) -> int:
         """Reap an exited instance. Its process group is killed first, while the process id cannot be reused."""
@@ -286,7 +292,7 @@ class Supervisor:
             self._fail(name, code, f"{name} cannot continue:\n{words}\nIts log: {handle.log_path}")
         else:
             written = handle.log_tail()
-            ours = handle.kill_reason if code == -signal.SIGKILL else None
+            ours = (handle.kill_reason or state.kill_reason) if code == -signal.SIGKILL else None
             how = ours or describe_exit(code, state.child.memory_hint)
             if handle.last_beat - handle.first_beat >= self.policy.reset_backoff_s:
                 state.reset_backoff()

@@ -11,6 +11,7 @@ import torch
 from qfleet.core.clock import RunClock
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Chunk, Sample
+from qfleet.core.rng import restore_numpy_rng
 from qfleet.maths.aligned import aligned_tensor
 from qfleet.replay.codec import Blocks, PackedChunk
 from qfleet.replay.config import ReplayConfig
@@ -135,4 +136,4 @@ class HostReplay(ReplayStore[PackedChunk]):
         return self._rng.bit_generator.state
 
     def _restore_random(self, state: Any) -> None:
-        self._rng.bit_generator.state = state
+        restore_numpy_rng(self._rng, state)

@@ -129,7 +129,7 @@ def show(frames: Iterable[np.ndarray], title: str, fps: float = 30) -> int:
     pygame.display.set_caption(title)
     with closing(HumanRendering(source)) as window:
         for frame in prepared:
-            source.frame = frame
+            source.show(frame)
             try:
                 window.step(None)
             except pygame.error as error:
@@ -146,13 +146,12 @@ def _closes(pygame: Any, event: Any) -> bool:
 
 
 class _FrameSource(gymnasium.Env[None, None]):
-    """Environment that renders a given `frame`, for `HumanRendering`, which has no vector version.
+    """Environment that renders a given frame, for `HumanRendering`, which has no vector version.
 
     Wrapping the agent's environment instead would count errors of the window as faults of the environment.
     """
 
     render_mode = "rgb_array"
-    frame: np.ndarray
 
     def __init__(self, fps: float) -> None:
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
@@ -160,8 +159,12 @@ class _FrameSource(gymnasium.Env[None, None]):
     def step(self, action: None) -> tuple[None, float, bool, bool, dict[str, Any]]:
         return None, 0.0, False, False, {}
 
+    def show(self, frame: np.ndarray) -> None:
+        """Set the image that `render` returns."""
+        self._frame = frame
+
     def render(self) -> Any:
-        return self.frame
+        return self._frame
 
 
 def _target(path: str | Path, suffix: str, fps: float) -> Path:

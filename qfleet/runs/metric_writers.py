@@ -43,8 +43,12 @@ class ThrottledWarning:
         """True if the last warning is less than a period old."""
         return time.monotonic() < self._silent_until
 
-    def add(self, error: BaseException) -> None:
+    def count(self) -> None:
+        """Count a record that was not even tried."""
         self.lost += 1
+
+    def add(self, error: BaseException) -> None:
+        self.count()
         if not self.waiting():
             self._silent_until = time.monotonic() + WARNING_PERIOD_S
             log.warning("%s: record lost (%s), %d so far; training continues", self.what, error, self.lost)
@@ -124,7 +128,7 @@ class TensorBoardWriter:
 
     def write(self, record: Record) -> None:
         if self._warning.waiting():
-            self._warning.lost += 1
+            self._warning.count()
             return
         try:
             self._write(record)

@@ -155,7 +155,7 @@ class MlflowWriter:
             if record is None:
                 return
             if self._warning.waiting():  # the server was absent a moment ago
-                self._warning.lost += 1
+                self._warning.count()
             else:
                 self._send_with_retries(record)
 

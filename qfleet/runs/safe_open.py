@@ -22,7 +22,8 @@ def no_follow_opener(path: str, flags: int, folder: int | None = None) -> int:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)  # a pipe would block
     except OSError as error:
         if error.errno == errno.ELOOP:
-            error.strerror = "it is a link, which may lead to any file; replace it with a copy of the file"
+            text = "it is a link, which may lead to any file; replace it with a copy of the file"
+            raise OSError(errno.ELOOP, text, path) from None
         raise
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)

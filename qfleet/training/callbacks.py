@@ -263,6 +263,7 @@ class CallbackWorker:
         self.callbacks, self.events, self.control, self.checkpoints = callbacks, events, control, checkpoints
         self._last_saved: Progress | None = None
         self._failure: CallbackError | None = None
+        self._cause: BaseException | None = None
 
     def start(self) -> None:
         self._last_saved = self.checkpoints.saved_at
@@ -292,7 +293,7 @@ class CallbackWorker:
 
     def raise_failure(self) -> None:
         if self._failure is not None:
-            raise self._failure from self._failure.__cause__
+            raise self._failure from self._cause
 
     def _add_checkpoint(self) -> None:
         saved = self.checkpoints.saved_at
@@ -310,5 +311,5 @@ class CallbackWorker:
             except (Exception, SystemExit) as error:  # sys.exit() too: the run is to be saved
                 self._failure = CallbackError(f"{raised_text(f'callback {callback.name}.{hook}', error)}; the run was "
                                               f"stopped at step {self.control.steps:,}")
-                self._failure.__cause__ = error
+                self._cause = error
                 self.control.stop()

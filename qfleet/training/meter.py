@@ -128,6 +128,7 @@ class Meter:
         self.on_episode, self.latest = on_episode, dict[str, Any]()
         self.on_failure = on_failure
         self._failure: CallbackError | None = None
+        self._cause: BaseException | None = None
         self.episodes = 0
         self.counters: dict[str, int] = defaultdict(int)
         self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
@@ -261,7 +262,7 @@ class Meter:
 
     def raise_failure(self) -> None:
         if self._failure is not None:
-            raise self._failure from self._failure.__cause__
+            raise self._failure from self._cause
 
     def _to_all(self, call: Callable[[Sink], None]) -> None:
         for sink in self.sinks:
@@ -271,7 +272,7 @@ class Meter:
                 if self._failure is not None:
                     continue
                 self._failure = CallbackError(f"{error}; the run was stopped at step {self.progress().steps:,}")
-                self._failure.__cause__ = error.__cause__
+                self._cause = error.__cause__
                 self.on_failure()
 
     def close(self) -> None:

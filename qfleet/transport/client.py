@@ -96,7 +96,7 @@ class FleetConnection:
         self._session, self._claim = secrets.token_hex(16), claim
         self._sequence = 0
         self._latest = (Progress(0, 0), -1)
-        self._message: ExchangeRequest | None = None
+        self._message: bytes | None = None  # as taken from the outbox, until it is confirmed
         self._data = b""
         self._probing = self._needs_hello = False
         self._probe, self._retry = Backoff(*PROBE_S), Backoff(*RETRY_S)
@@ -145,7 +145,7 @@ class FleetConnection:
 
     def replay(self, layout: Layout, lanes: int) -> RemoteReplay:
         """Remote replay for an actor with `lanes` lanes: about one chunk of each lane may be unconfirmed."""
-        self.metrics.max_unconfirmed_steps = lanes * layout.chunk_steps
+        self.metrics.limit_unconfirmed(lanes * layout.chunk_steps)
         return RemoteReplay(self.metrics, layout)
 
     @property
@@ -214,7 +214,7 @@ class FleetConnection:
                 self._send_hello()
             has_message = self._compose(now)
             self._sent_at = now
-            reply = self._channel.exchange(self._data if has_message else self._serialize(ExchangeRequest()))
+            reply = self._channel.exchange(self._data if has_message else self._request())
         except grpc.RpcError as error:
             self._handle_error(error)
         else:
@@ -239,24 +239,23 @@ class FleetConnection:
         """Prepare a message to be sent; False if a heartbeat is enough."""
         if self._message is None and not self.metrics.empty and (
                 self.metrics.full or now - self._taken_at >= self._period or self._closing is not None):
-            self._message, self._taken_at = self.metrics.take_message(), now
+            self._message, self._taken_at = self.metrics.take_message().SerializeToString(), now
             self._sequence += 1
             self._waiting.begin()
             self._stamp_message()
         return self._message is not None and not self._probing
 
     def _stamp_message(self) -> None:
-        """Write the sequence number and the sender's identity to the message; repeated after a new hello."""
-        if self._message is None:
-            return
-        self._message.sequence = self._sequence
-        self._data = self._serialize(self._message)
+        """Add the sequence number and the sender's identity to the message; repeated after a new hello."""
+        if self._message is not None:
+            self._data = self._request(sequence=self._sequence) + self._message  # parsed as one message
 
-    def _serialize(self, message: ExchangeRequest) -> bytes:
-        message.epoch, message.index = self.welcome.epoch, self.welcome.index
-        message.incarnation, message.session = self.welcome.incarnation, self._session
-        message.total_steps, message.version = self.metrics.total_steps, self.weights.version
-        return message.SerializeToString()
+    def _request(self, sequence: int = 0, leaving: bool = False) -> bytes:
+        """Serialised request with the identity of the sender and no contents."""
+        return ExchangeRequest(
+            epoch=self.welcome.epoch, index=self.welcome.index, incarnation=self.welcome.incarnation,
+            session=self._session, total_steps=self.metrics.total_steps, version=self.weights.version,
+            sequence=sequence, leaving=leaving).SerializeToString()
 
     def _handle_reply(self, reply: ExchangeReply, had_message: bool) -> None:
         now = time.monotonic()
@@ -320,7 +319,7 @@ class FleetConnection:
 
     def _deregister(self) -> None:
         try:
-            self._channel.exchange(self._serialize(ExchangeRequest(leaving=True)), timeout_s=1.0)
+            self._channel.exchange(self._request(leaving=True), timeout_s=1.0)
         except grpc.RpcError as error:
             log.debug("deregistered at %s without an answer: %s", self.address, summarize_error(error))
         except UserError as error:  # another fleet uses the address by now

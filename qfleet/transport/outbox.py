@@ -31,7 +31,7 @@ class Outbox:
         self.total_steps = 0
         self.limit_bytes = MAX_BYTES
         self._max_message_bytes = 2 * MAX_BYTES
-        self.max_unconfirmed_steps = 1 << 62  # limit of unconfirmed steps; beyond it the next chunk waits
+        self._max_unconfirmed_steps = 1 << 62
         self._evaluations: deque[Judgement] = deque()
         self._milliseconds: dict[str, float] = defaultdict(float)
         self._in_flight_steps = 0
@@ -49,6 +49,10 @@ class Outbox:
         self._max_message_bytes = max_message_bytes
         self.limit_bytes = min(MAX_BYTES, max_message_bytes // 4)
 
+    def limit_unconfirmed(self, steps: int) -> None:
+        """Let the next chunk wait while this many steps are unconfirmed."""
+        self._max_unconfirmed_steps = steps
+
     @property
     def unconfirmed_steps(self) -> int:
         """Steps that the receiver has not confirmed."""
@@ -57,12 +61,12 @@ class Outbox:
     @property
     def full(self) -> bool:
         return (self._bytes >= self.limit_bytes or len(self._message.parcels) >= MAX_CHUNKS
-                or self.unconfirmed_steps >= self.max_unconfirmed_steps)
+                or self.unconfirmed_steps >= self._max_unconfirmed_steps)
 
     @property
     def should_send_soon(self) -> bool:
         """True if an eighth of the allowed unconfirmed steps has been collected."""
-        return 8 * self._message.steps >= self.max_unconfirmed_steps
+        return 8 * self._message.steps >= self._max_unconfirmed_steps
 
     @property
     def empty(self) -> bool:

@@ -118,31 +118,27 @@ class RemoteShard:
         self._sharing = share and isinstance(channel.address, Address) and bool(channel.address.path)
 
     def push_pull(self, worker: str, push: Push | None, pull: bool) -> Callable[[], PushPullResult]:
-        request = MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull)
-        if push is not None:
-            half = push.gradient.dtype == torch.bfloat16
-            request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
-            request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
-            request.buffers = pack_buffers(push.buffers)
+        fields = {} if push is None else _push_fields(push)
+
+        def request(**tensors: Any) -> bytes:
+            return MeetRequest(protocol=PROTOCOL, worker=worker, pull=pull, **fields, **tensors).SerializeToString()
+
+        def with_tensors() -> bytes:
+            return request() if push is None else request(gradient=to_bytes(push.gradient))
+
         buffer = self._buffer_for(push)
-        if buffer is not None:
-            request.board.CopyFrom(buffer.ticket)
-            if push is not None:
-                buffer.gradient(push.gradient.dtype).copy_(push.gradient)
-        elif push is not None:
-            request.gradient = to_bytes(push.gradient)
+        if buffer is not None and push is not None:
+            buffer.gradient(push.gradient.dtype).copy_(push.gradient)
+        data = with_tensors() if buffer is None else request(board=buffer.ticket)
 
         def without_buffer() -> bytes:
-            nonlocal buffer
+            nonlocal buffer, data
             if buffer is not None:
                 self._drop_buffer()
-                buffer = None
-                request.ClearField("board")
-                if push is not None:
-                    request.gradient = to_bytes(push.gradient)
-            return request.SerializeToString()
+                buffer, data = None, with_tensors()
+            return data
 
-        finish = self._call("Meet", request.SerializeToString(), without_buffer)
+        finish = self._call("Meet", data, without_buffer)
 
         def finish_push_pull() -> PushPullResult:
             reply = MeetReply.FromString(finish())
@@ -238,3 +234,10 @@ class RemoteShard:
         if waited_s > self.patience_s:
             why = summarize_error(error)
             raise ProcessFault(f"no answer from the shard at {self.address} for {waited_s:.0f} s ({why})") from None
+
+
+def _push_fields(push: Push) -> dict[str, Any]:
+    """Fields of a request that pushes a gradient, without the gradient itself."""
+    half = push.gradient.dtype == torch.bfloat16
+    return {"sequence": push.sequence, "epoch": push.epoch, "version": push.version, "norm": push.norm,
+            "numbers": BFLOAT16 if half else FLOAT32, "buffers": pack_buffers(push.buffers)}

@@ -141,18 +141,20 @@ class ShardService:
             except ValueError as error:
                 prefix = "" if isinstance(error, PushRejected) else f"a gradient of {request.worker}: "
                 raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"{prefix}{error}") from None
-        reply = MeetReply(verdict=NONE if answer is None else VERDICTS[answer.verdict], epoch=shard.epoch,
-                          version=shard.version if answer is None else answer.version,
-                          staleness=0 if answer is None else answer.staleness)
-        if request.pull:
-            snapshot = shard.pull(request.worker)
-            reply.version, reply.epoch = snapshot.version, snapshot.epoch
-            if buffer is None:
-                reply.weights = to_bytes(snapshot.weights)
-            else:
-                buffer.weights.copy_(snapshot.weights)
-            reply.buffers = b"" if request.sequence else pack_buffers(snapshot.buffers)
-        return reply.SerializeToString()
+        verdict, staleness = (NONE, 0) if answer is None else (VERDICTS[answer.verdict], answer.staleness)
+        if not request.pull:
+            version = shard.version if answer is None else answer.version
+            return MeetReply(verdict=verdict, epoch=shard.epoch, version=version,
+                             staleness=staleness).SerializeToString()
+        snapshot = shard.pull(request.worker)
+        weights = b""
+        if buffer is None:
+            weights = to_bytes(snapshot.weights)
+        else:
+            buffer.weights.copy_(snapshot.weights)
+        return MeetReply(verdict=verdict, epoch=snapshot.epoch, version=snapshot.version, staleness=staleness,
+                         weights=weights,
+                         buffers=b"" if request.sequence else pack_buffers(snapshot.buffers)).SerializeToString()
 
     def _shared_buffer(self, request: MeetRequest, shard: Shard) -> SharedBuffer | None:
         if not request.HasField("board"):

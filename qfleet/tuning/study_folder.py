@@ -126,11 +126,11 @@ class StudyFolder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = JournalStorage(JournalFileBackend(str(journal)))
-            study = optuna.create_study(storage=storage, study_name=STUDY_NAME, direction="maximize",
-                                        load_if_exists=True)
-            study.sampler = make_sampler(settings, jobs, len(study.get_trials(deepcopy=False)))
-            study.pruner = make_pruner(settings, evaluations * settings.seeds_per_trial)
-        return study
+            created = optuna.create_study(storage=storage, study_name=STUDY_NAME, direction="maximize",
+                                          load_if_exists=True)
+            sampler = make_sampler(settings, jobs, len(created.get_trials(deepcopy=False)))
+            pruner = make_pruner(settings, evaluations * settings.seeds_per_trial)
+            return optuna.load_study(storage=storage, study_name=STUDY_NAME, sampler=sampler, pruner=pruner)
 
     def write_best(self, resolved: Resolved, file: StudyFile, header: str) -> None:
         """Write the settings of the best trial as a recipe."""

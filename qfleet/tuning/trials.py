@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from qfleet.core.errors import UserError
+from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run_process import RunOrder, RunPool, RunProcess, remove_saved_state, with_place
 from qfleet.process.signals import SignalledStop
 from qfleet.runs.directory import RunDirectory
@@ -52,6 +53,29 @@ class ActiveTrial:
     def number(self) -> int:
         return int(self.trial.number)
 
+    def start_run(self, pool: RunPool) -> None:
+        """Start the run of the next seed."""
+        self.seen, self.pruned = 0, False
+        self.process = pool.start(self.orders.pop(0))
+        self.runs.append(self.process.directory)
+
+    def report(self, score: float) -> None:
+        """Report an evaluation of the current run to Optuna."""
+        self.seen += 1
+        self.reported += 1
+        self.trial.report(score, self.reported)
+
+    def prune(self) -> None:
+        """Stop the current run for the pruner."""
+        assert self.process is not None
+        self.pruned = True
+        self.process.request_stop()
+
+    def count(self, result: TrainResult) -> None:
+        """Add the steps and seconds of a run that has ended."""
+        self.steps += result.steps
+        self.seconds += result.seconds
+
 
 class TrialRunner:
     """Works on a study until it has its number of trials or is stopped."""
@@ -89,25 +113,21 @@ class TrialRunner:
         trial = self.study.ask()
         run = trial.user_attrs.get("run", f"trial-{trial.number:03}")
         trial.set_user_attr("run", run)
-        active = ActiveTrial(trial, {}, [])
-        self.active.append(active)
+        settings: dict[str, Any] = {}
         try:
-            active.settings = self.space.suggest(trial)
-            trial.set_user_attr("settings", active.settings)
-            active.orders = self._orders(active.settings, run, trial.number)
+            settings = self.space.suggest(trial)
+            trial.set_user_attr("settings", settings)
+            orders = self._orders(settings, run, trial.number)
         except UserError as error:
-            self._fail(active, str(error))
+            self._fail(ActiveTrial(trial, settings, []), str(error))
             return
         except Exception as error:  # raised by a search space of the user
-            self._fail(active, f"{type(error).__name__}: {error}")
+            self._fail(ActiveTrial(trial, settings, []), f"{type(error).__name__}: {error}")
             return
-        self._start_run(active, pool)
+        active = ActiveTrial(trial, settings, orders)
+        self.active.append(active)
+        active.start_run(pool)
         self.view.started(active)
-
-    def _start_run(self, active: ActiveTrial, pool: RunPool) -> None:
-        active.seen, active.pruned = 0, False
-        active.process = pool.start(active.orders.pop(0))
-        active.runs.append(active.process.directory)
 
     def _orders(self, settings: dict[str, Any], run: str, number: int) -> list[RunOrder]:
         resolved = self.config.resolve(settings, f"trial {number}")
@@ -143,14 +163,10 @@ class TrialRunner:
 
     def _report_scores(self, active: ActiveTrial, scores: list[float]) -> None:
         for score in scores[active.seen:]:
-            active.seen += 1
-            active.reported += 1
-            active.trial.report(score, active.reported)
+            active.report(score)
             self.view.evaluated(active, score)
             if active.reported < self.expected and not active.pruned and active.trial.should_prune():
-                active.pruned = True
-                assert active.process is not None
-                active.process.request_stop()
+                active.prune()
 
     def _end_run(self, active: ActiveTrial, pool: RunPool, stop: SignalledStop) -> None:
         process = active.process
@@ -159,7 +175,7 @@ class TrialRunner:
         scores = process.scores()
         stopped = result is None or result.reason in STOPPED
         if result is not None:
-            active.steps, active.seconds = active.steps + result.steps, active.seconds + result.seconds
+            active.count(result)
         if active.pruned and stopped:
             process.directory.conclude("pruned")
             self._tell_pruned(active)
@@ -179,7 +195,7 @@ class TrialRunner:
             elif stop.reason is not None:
                 self._tell(active, "FAIL", "interrupted")
             else:
-                self._start_run(active, pool)
+                active.start_run(pool)
 
     def _tell_pruned(self, active: ActiveTrial) -> None:
         self._tell(active, "PRUNED", f"after evaluation {active.reported} of {self.expected}")
@@ -194,7 +210,7 @@ class TrialRunner:
         active.trial.set_user_attr("steps", active.steps)
         active.trial.set_user_attr("seconds", round(active.seconds, 3))
         self.study.tell(active.trial, score, state=TrialState[state])
-        self.active.remove(active)
+        self.active = [other for other in self.active if other is not active]
         if state in ("COMPLETE", "PRUNED"):
             for run in active.runs:
                 remove_saved_state(run)

@@ -221,8 +221,7 @@ def test_a_learner_that_was_resumed_is_greeted_again_and_nothing_is_stored_twice
         first.inbox.per_sender = 0
         line.metrics.episode(Episode(0.0, 1, 3))
         eventually(lambda: line._probing)
-        lost = line._message
-        assert first.registry.accept_sequence(lost.index, lost.incarnation, lost.sequence)
+        assert first.registry.accept_sequence(line.welcome.index, line.welcome.incarnation, line._sequence)
         state = first.registry.state_dict()
         first.close()
         second = FakeLearner(tmp_path / "c", state=state)
