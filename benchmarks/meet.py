@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from speed import describe_machine
 
-from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.process.memory import retain_freed_memory
 from qfleet.sync.ps_shard import ParameterServerConfig, Push, Shard
 from qfleet.transport.address import socket_address

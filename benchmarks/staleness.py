@@ -27,7 +27,7 @@ from speed import describe_machine
 
 from qfleet.core.compute import seeded_network
 from qfleet.core.seeds import seed_for
-from qfleet.learner.flat_params import Flat
+from qfleet.optim.flat_params import Flat
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve

@@ -14,8 +14,8 @@ from qfleet.core.compute import PRECISIONS, seeded_network, set_current_device
 from qfleet.core.env import Obs
 from qfleet.core.rng import restore_rng
 from qfleet.core.weights import WeightSource
-from qfleet.learner.flat_params import Flat
 from qfleet.maths.aligned import aligned_tensor
+from qfleet.optim.flat_params import Flat
 
 
 class Policy:

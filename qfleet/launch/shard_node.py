@@ -15,8 +15,8 @@ import torch
 
 from qfleet.core.env import EnvSpec
 from qfleet.launch.run_request import RunRequest, shard_socket
-from qfleet.learner.flat_params import is_finite
-from qfleet.learner.optimizer import (
+from qfleet.optim.flat_params import is_finite
+from qfleet.optim.optimizer import (
     ParamShape,
     ParamSlice,
     param_shapes_of,

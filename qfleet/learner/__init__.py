@@ -1,1 +1,1 @@
-"""Learner: gradients, optimizer, flat parameters, and publishing of weights."""
+"""Learner: samples, computes gradients, applies them, and publishes weights."""

@@ -24,10 +24,10 @@ from qfleet.core.replay import Replay, Sample
 from qfleet.core.rng import restore_rng
 from qfleet.core.seeds import seed_for
 from qfleet.core.weights import WeightStore
-from qfleet.learner.flat_params import Flat, is_finite
 from qfleet.learner.gradient import Autograd
-from qfleet.learner.optimizer import LearningRate
-from qfleet.learner.optimizer_config import OptimizerConfig
+from qfleet.optim.flat_params import Flat, is_finite
+from qfleet.optim.optimizer import LearningRate
+from qfleet.optim.optimizer_config import OptimizerConfig
 from qfleet.sync.gradient_sync import GradientSync, Solo
 from qfleet.sync.outlier_filter import OutlierFilter
 

@@ -16,7 +16,7 @@ from qfleet.core.errors import UserError
 from qfleet.core.extras import require_encoder
 from qfleet.core.units import format_bytes
 from qfleet.learner.footprint import footprint
-from qfleet.learner.torch_optimizer import check_optimizer
+from qfleet.optim.torch_optimizer import check_optimizer
 from qfleet.replay import memory_plan
 from qfleet.replay.layout import Layout
 from qfleet.runconfig.build import cores_per_learner, expected_updates, make_agent, make_layout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qfleet.core.env import EnvSpec
 from qfleet.learner.footprint import footprint
-from qfleet.learner.optimizer import LearningRate
+from qfleet.optim.optimizer import LearningRate
 from qfleet.replay import memory_plan
 from qfleet.runconfig.build import expected_updates, make_agent, make_layout
 from qfleet.runconfig.resource_check import describe_disk, network_bytes, replay_memory

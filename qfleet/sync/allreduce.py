@@ -16,10 +16,10 @@ import torch
 from pydantic import Field
 
 from qfleet.config import Config, Count, Positive, PositiveCount
-from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import all_frozen, shapes_within, slices_within, split_evenly, vectors_of
-from qfleet.learner.optimizer_config import OptimizerConfig
-from qfleet.learner.torch_optimizer import make_optimizer
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import all_frozen, shapes_within, slices_within, split_evenly, vectors_of
+from qfleet.optim.optimizer_config import OptimizerConfig
+from qfleet.optim.torch_optimizer import make_optimizer
 from qfleet.sync.gradient_sync import Grads, norm_of
 from qfleet.sync.overlap import OverlappedAllReduce
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import Optimizer, all_frozen
-from qfleet.learner.optimizer_config import OptimizerConfig
-from qfleet.learner.torch_optimizer import make_optimizer
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import Optimizer, all_frozen
+from qfleet.optim.optimizer_config import OptimizerConfig
+from qfleet.optim.torch_optimizer import make_optimizer
 
 __all__ = ["GradientSync", "OptimizerConfig", "Solo"]
 

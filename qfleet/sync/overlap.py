@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from qfleet.learner.flat_params import Flat
+from qfleet.optim.flat_params import Flat
 from qfleet.sync.gradient_sync import Grads
 
 MIN_BUCKET_ELEMENTS = 1 << 18

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from qfleet.core.metrics import Metrics
-from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import split_evenly
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import split_evenly
 from qfleet.sync.gradient_sync import Grads, norm_of
 from qfleet.sync.ps_shard import ParameterServerConfig, Push, PushPullResult, ShardClient, WeightSnapshot
 

@@ -22,8 +22,9 @@ import torch
 from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
-from qfleet.learner.flat_params import is_finite
-from qfleet.learner.optimizer import (
+from qfleet.maths.delay_compensation import compensate
+from qfleet.optim.flat_params import is_finite
+from qfleet.optim.optimizer import (
     COUNTERS,
     ParamShape,
     ParamSlice,
@@ -32,9 +33,8 @@ from qfleet.learner.optimizer import (
     split_evenly,
     vectors_of,
 )
-from qfleet.learner.optimizer_config import OptimizerConfig
-from qfleet.learner.torch_optimizer import PREFIX, make_optimizer
-from qfleet.maths.delay_compensation import compensate
+from qfleet.optim.optimizer_config import OptimizerConfig
+from qfleet.optim.torch_optimizer import PREFIX, make_optimizer
 
 
 class ParameterServerConfig(Config):

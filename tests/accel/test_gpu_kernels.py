@@ -23,10 +23,10 @@ from qfleet.accel.kernels.gradients import gather_bf16
 from qfleet.accel.kernels.images import bytes_to_patches, channels_last_layer_norm, image_layer_norm, space_to_depth
 from qfleet.accel.kernels.value_head import can_fuse_head
 from qfleet.accel.kernels.value_head_source import ITEMS_PER_PARTIAL_SUM, MAX_ACTIONS
-from qfleet.learner.flat_params import Flat
 from qfleet.networks.heads import DuelingHead, Head
 from qfleet.networks.norms import ImageLayerNorm
 from qfleet.networks.torsos import nature
+from qfleet.optim.flat_params import Flat
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 

@@ -15,7 +15,7 @@ from qfleet.accel.kernels.aligned import scatter_index
 from qfleet.accel.kernels.gradients import concat_bf16, contiguous_piece
 from qfleet.accel.kernels.images import space_to_depth
 from qfleet.accel.kernels.kernel_compiler import SOURCES
-from qfleet.learner.flat_params import Flat
+from qfleet.optim.flat_params import Flat
 
 BLOCK, GRID = 32, 3
 EACH = f"""

@@ -14,7 +14,7 @@ import torch
 from qfleet.algos import dqn, r2d2
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.replay import Sample
-from qfleet.learner.optimizer import Optimizer, OptimizerConfig
+from qfleet.optim.optimizer import Optimizer, OptimizerConfig
 from qfleet.runconfig.resolution import resolve
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, num_actions=2)

@@ -26,10 +26,6 @@ KERNELS = "accel.kernels"
 ROLES = {"actor", "learner", "sync", "accel"}
 """Packages that `roles` stands for in docs/design.md."""
 
-MUTUAL = {"learner", "sync"}
-"""Packages that still import each other: a learner has a gradient synchronisation, which steps its flat parameters.
-Their modules form no cycle."""
-
 SHARED = {"core", "config"}
 """Packages that nearly all others may import."""
 
@@ -37,15 +33,16 @@ PACKAGES: dict[str, set[str]] = {
     "core": set(), "config": {"core"}, "maths": {"core"}, "process": {"core"}, KERNELS: {"core"},
     "explore": SHARED, "envs": SHARED, "runs": SHARED, "replay": {*SHARED, "maths"},
     "networks": {*SHARED, KERNELS}, "algos": {*SHARED, "maths", "networks"},
-    "accel": {*SHARED, "replay"}, "sync": {*SHARED, "maths", "learner"},
-    "learner": {*SHARED, KERNELS, "accel", "sync"}, "actor": {*SHARED, "maths", "replay", "accel", "learner"},
+    "accel": {*SHARED, "replay"}, "optim": {*SHARED, KERNELS}, "sync": {*SHARED, "maths", "optim"},
+    "learner": {*SHARED, "accel", "optim", "sync"}, "actor": {*SHARED, "maths", "replay", "accel", "optim"},
     "transport": {*SHARED, "process", "replay", "sync"},
     "training": {*SHARED, "explore", "replay", "runs", "transport", *ROLES},
-    "runconfig": {*SHARED, "algos", "envs", "replay", "runs", "transport", "training", "accel", "learner", "sync"},
+    "runconfig": {*SHARED, "algos", "envs", "replay", "runs", "transport", "training", "accel", "learner", "optim",
+                  "sync"},
     "report": {*SHARED, "explore", "replay", "runs", "training", "runconfig", "accel", "actor"},
     "deploy": {*SHARED, "envs", "runs"},
     "launch": {*SHARED, "deploy", "envs", "process", "replay", "runs", "transport", "training", "runconfig", "report",
-               *ROLES}}
+               "optim", *ROLES}}
 """Package -> the packages that it may import. Actor, learner, replay, sync and transport know no algorithm, network or
 environment suite."""
 

@@ -43,7 +43,7 @@ TUNE = "tune"
 MINIMAL = "minimal_dqn"
 """The example that connects a run by hand. It is a script of its own, and docs/design.md begins with it."""
 
-ON_THE_PATH = {"core", "actor", "learner", "replay", "algos", "networks", "maths", "training"}
+ON_THE_PATH = {"core", "actor", "learner", "optim", "replay", "algos", "networks", "maths", "training"}
 """Packages whose files have to be read to follow a step and an update."""
 
 SERVED = "serve_onnx"

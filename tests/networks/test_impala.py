@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from qfleet.learner.flat_params import Flat
 from qfleet.networks.spectral_norm import SpectralConv2d
 from qfleet.networks.torsos import find_torso, impala
+from qfleet.optim.flat_params import Flat
 
 ATARI = (4, 84, 84)
 

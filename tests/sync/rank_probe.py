@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.process_group import RankInfo, RankLost, process_group
 

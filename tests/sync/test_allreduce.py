@@ -15,9 +15,9 @@ from qfleet.algos.dqn import Config, build
 from qfleet.core.agent import Loss
 from qfleet.core.compute import seeded_network
 from qfleet.core.replay import Sample
-from qfleet.learner.flat_params import Flat
 from qfleet.learner.gradient import Autograd
-from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.overlap import OverlappedAllReduce

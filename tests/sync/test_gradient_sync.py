@@ -7,7 +7,7 @@ import torch
 from fakes import sample_of
 from test_learner import learner_with
 
-from qfleet.learner.optimizer import Optimizer, OptimizerConfig, split_evenly
+from qfleet.optim.optimizer import Optimizer, OptimizerConfig, split_evenly
 from qfleet.sync.gradient_sync import Solo
 
 

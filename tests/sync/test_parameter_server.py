@@ -11,9 +11,9 @@ from test_learner import learner_with
 
 from qfleet.algos.dqn import Config, build
 from qfleet.core.compute import seeded_network
-from qfleet.learner.flat_params import Flat, is_finite
-from qfleet.learner.optimizer import OptimizerConfig
 from qfleet.maths.delay_compensation import compensate
+from qfleet.optim.flat_params import Flat, is_finite
+from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.ps_client import ParameterServerSync, bytes_per_update
 from qfleet.sync.ps_shard import (

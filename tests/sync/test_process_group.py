@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.sync.allreduce import bytes_per_update
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.process_group import RankInfo, SingleProcessGroup, first_host, process_group

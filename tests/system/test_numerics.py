@@ -12,7 +12,7 @@ import torch
 from real_runs import TINY, newest, records, train
 
 from qfleet.cli.commands import main
-from qfleet.learner.optimizer import Optimizer
+from qfleet.optim.optimizer import Optimizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

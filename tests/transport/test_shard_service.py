@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qfleet.core.errors import ProcessFault, UserError
-from qfleet.learner.optimizer import OptimizerConfig
+from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.sync.ps_shard import ParameterServerConfig, Push, Shard
 from qfleet.transport import shard_service, shared_memory
 from qfleet.transport.address import socket_address

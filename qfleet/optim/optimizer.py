@@ -16,7 +16,7 @@ from qfleet.accel.kernels.adam import AdamRule, AdamState, fused_adam
 from qfleet.config import load_attribute
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
-from qfleet.learner.optimizer_config import OptimizerConfig
+from qfleet.optim.optimizer_config import OptimizerConfig
 
 BETAS = (0.9, 0.999)
 RMS_DECAY = 0.95

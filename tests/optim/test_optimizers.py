@@ -11,9 +11,9 @@ from thread_peers import Roundtable, ThreadRank
 from qfleet.algos import ddpg, dqn
 from qfleet.core.env import Box, EnvSpec, Leaf
 from qfleet.core.errors import UserError
-from qfleet.learner.flat_params import Flat
 from qfleet.learner.learner import LearnerConfig
-from qfleet.learner.optimizer import (
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import (
     Optimizer,
     ParamShape,
     ParamSlice,
@@ -22,7 +22,7 @@ from qfleet.learner.optimizer import (
     shapes_within,
     split_evenly,
 )
-from qfleet.learner.torch_optimizer import TorchOptimizer, check_optimizer, make_optimizer, state_kinds
+from qfleet.optim.torch_optimizer import TorchOptimizer, check_optimizer, make_optimizer, state_kinds
 from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.sync.ps_shard import ParameterServerConfig, make_shards, merge_states, split_state

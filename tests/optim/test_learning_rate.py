@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from qfleet.core.errors import UserError
 from qfleet.learner.learner import LearnerConfig
-from qfleet.learner.optimizer import LearningRate
-from qfleet.learner.torch_optimizer import check_optimizer
+from qfleet.optim.optimizer import LearningRate
+from qfleet.optim.torch_optimizer import check_optimizer
 
 HALF = 0.5 * (1 + math.cos(math.pi / 4))
 

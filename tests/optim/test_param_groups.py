@@ -12,8 +12,8 @@ from qfleet.algos import d4pg, ddpg
 from qfleet.core.agent import ParamGroup
 from qfleet.core.env import Box, EnvSpec, Leaf
 from qfleet.core.replay import Sample
-from qfleet.learner.flat_params import Flat
-from qfleet.learner.optimizer import (
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.optimizer import (
     Optimizer,
     OptimizerConfig,
     ParamSlice,

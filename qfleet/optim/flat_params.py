@@ -18,7 +18,7 @@ from qfleet.accel.kernels.aligned import aligned_views, gather_index, scatter_in
 from qfleet.accel.kernels.gradients import gather_bf16
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
-from qfleet.learner.optimizer import param_shapes_of, param_slices_of
+from qfleet.optim.optimizer import param_shapes_of, param_slices_of
 
 
 class Flat:

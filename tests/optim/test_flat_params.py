@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qfleet.core.errors import UserError
-from qfleet.learner.flat_params import Flat
+from qfleet.optim.flat_params import Flat
 from qfleet.sync.gradient_sync import OptimizerConfig, Solo
 
 

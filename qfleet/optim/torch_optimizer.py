@@ -18,8 +18,8 @@ from qfleet.config import load_attribute
 from qfleet.core.agent import ParamGroup
 from qfleet.core.errors import UserError
 from qfleet.core.tracebacks import first_line
-from qfleet.learner.optimizer import LearningRate, Optimizer, ParamShape, ParamSlice, clip_, saved_count
-from qfleet.learner.optimizer_config import OptimizerConfig
+from qfleet.optim.optimizer import LearningRate, Optimizer, ParamShape, ParamSlice, clip_, saved_count
+from qfleet.optim.optimizer_config import OptimizerConfig
 
 PREFIX, PRESENT, STATE = "optimizer.", "optimizer.present", "optimizer.state"
 """Names in a saved state: prefix of its vectors; 1 for elements that have a state, else 0; and state saved by torch."""

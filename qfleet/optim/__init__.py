@@ -1,0 +1,1 @@
+"""Flat parameter vectors, the optimizers that step them, and learning rates."""
