@@ -27,7 +27,7 @@ from qfleet.core.agent import ExplorationParams
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.learner.learner import Learner, LearnerConfig
 from qfleet.learner.weight_store import Mailbox
-from qfleet.maths.returns import n_step
+from qfleet.maths.bellman import n_step
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.replay.chunker import Chunker
 from qfleet.replay.config import ReplayConfig

@@ -20,12 +20,11 @@ import torch
 from qfleet.accel.choose import acting_for
 from qfleet.actor.policy import Policy
 from qfleet.core.agent import Agent
-from qfleet.core.clock import StepClock
+from qfleet.core.clock import PhaseTimer, StepClock
 from qfleet.core.env import OBS_PREFIX, Obs, StepResult, VectorEnv
 from qfleet.core.episode import Episode
 from qfleet.core.exploration import AdaptiveExplorer, Explorer
 from qfleet.core.metrics import Metrics
-from qfleet.core.phase_timer import PhaseTimer
 from qfleet.core.replay import Chunk, ExperienceSink
 from qfleet.core.weights import WeightSource
 from qfleet.replay.chunker import Chunker

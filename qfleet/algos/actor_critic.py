@@ -30,7 +30,7 @@ from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, 
 from qfleet.core.env import Box, EnvSpec, Leaf
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Sample, Window
-from qfleet.maths.returns import n_step
+from qfleet.maths.bellman import n_step
 from qfleet.networks import actor_critic
 from qfleet.networks.custom_encoder import EncoderName, EncoderOptions
 from qfleet.networks.encoder import encoder_factory

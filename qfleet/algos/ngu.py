@@ -37,8 +37,8 @@ from qfleet.core.agent import (
 )
 from qfleet.core.env import EnvSpec
 from qfleet.core.replay import Sample, Window
+from qfleet.maths.bellman import retrace
 from qfleet.maths.policy_family import MixtureTable, betas, gammas
-from qfleet.maths.returns import retrace
 from qfleet.maths.sequences import masked_mean, mixed_priority
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.networks.curiosity import Curiosity, Trunk, flatten_parameters

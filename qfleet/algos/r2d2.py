@@ -24,8 +24,7 @@ from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, 
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Sample, Window
-from qfleet.maths.bellman import huber, squared
-from qfleet.maths.returns import n_step
+from qfleet.maths.bellman import huber, n_step, squared
 from qfleet.maths.sequences import drift, masked_mean, mixed_priority, previous, real_rows
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.networks import recurrent

@@ -30,8 +30,7 @@ from qfleet.core.agent import Agent, Columns, Decision, ExplorationParams, Loss,
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Sample, Window
-from qfleet.maths.bellman import gather_actions, scaled_log_policy
-from qfleet.maths.returns import NStep, n_step
+from qfleet.maths.bellman import NStep, gather_actions, n_step, scaled_log_policy
 from qfleet.maths.value_rescaling import h, h_inverse
 from qfleet.networks.custom_encoder import EncoderName, EncoderOptions, check_encoder
 from qfleet.networks.encoder import encoder_factory

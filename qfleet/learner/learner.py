@@ -10,21 +10,20 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from torch import nn
 
 from qfleet.accel.choose import compile_networks, gradient_fn_for, graph_update_for
 from qfleet.accel.graph_update import GraphUpdate, UpdateReport
 from qfleet.config import Count, Fraction, PositiveCount
 from qfleet.core.agent import Agent
-from qfleet.core.clock import RunClock
+from qfleet.core.clock import PhaseTimer, RunClock
 from qfleet.core.compute import PRECISIONS, seeded_network, set_current_device
 from qfleet.core.gradient import GradientFn, GradientResult
 from qfleet.core.metrics import Metrics
-from qfleet.core.phase_timer import PhaseTimer
 from qfleet.core.replay import Replay, Sample
 from qfleet.core.rng import restore_rng
 from qfleet.core.seeds import seed_for
 from qfleet.core.weights import WeightStore
-from qfleet.learner.gradient import Autograd
 from qfleet.optim.flat_params import Flat, is_finite
 from qfleet.optim.optimizer import LearningRate
 from qfleet.optim.optimizer_config import OptimizerConfig
@@ -82,6 +81,34 @@ class LearnerContext:
     max_updates_per_step: int | None = None
     outlier_deviations: float | None = None
     on_bad: Callable[[Sample, int], None] = lambda sample, update: None
+
+
+class Autograd:
+    """Weights and averages the loss, (weight · per_item).mean() + extra, and computes its gradient.
+
+    No other code weights or averages losses. Items with a loss above `bound`, if set, get weight 0.
+    """
+
+    def __init__(self, agent: Agent, net: nn.Module, target: nn.Module, rng: torch.Generator,
+                 bound: torch.Tensor | None = None) -> None:
+        self.agent, self.net, self.target, self.rng = agent, net, target, rng
+        parameters = list(net.parameters())
+        self.trained = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
+        self.parameters = parameters
+        self.bound = bound
+
+    def __call__(self, sample: Sample) -> GradientResult:
+        loss = self.agent.loss(self.net, self.target, sample, self.rng)
+        per_item = loss.per_item.detach()
+        weight = sample.weight if self.bound is None else sample.weight * (per_item <= self.bound)
+        total = (weight * loss.per_item).mean()
+        if loss.extra is not None:
+            total = total + loss.extra
+        found = torch.autograd.grad(total, [self.parameters[i] for i in self.trained], allow_unused=True)
+        grads: list[torch.Tensor | None] = [None] * len(self.parameters)
+        for i, grad in zip(self.trained, found, strict=True):
+            grads[i] = grad
+        return GradientResult(total.detach(), per_item, grads, loss.priority, dict(loss.metrics), dict(loss.buffers))
 
 
 class Diverged(Exception):

@@ -3,23 +3,38 @@
 Few pixels change between two steps of a game. A block therefore stores its first row unchanged and every other row as
 its XOR with the previous row, which is mostly zeros, and compresses the result with zstd at its fastest level. An
 84x84 Atari frame takes 50-260 bytes; frames that are compressed one by one take 3-6 times as much.
+
+A packed chunk in messages and files is a sequence of named arrays, little-endian:
+
+    "QFCK" version:u16 arrays:u16 crc32:u32 | then per array
+    name: u8 + utf-8 | dtype: u8 + ascii | dimensions: u8 + u32 each | data
+
+The checksum covers everything after it. Malformed input raises ValueError before any of it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import zstandard
 
-from qfleet.core import array_codec
 from qfleet.core.replay import Chunk
 from qfleet.replay.layout import Column, Layout
 
 LEVEL = 1
 MAX_WINDOW_BYTES = 1 << 27
 """Largest zstd window of a block, bytes: zstd's own limit for streaming decompression, which `deltas` uses."""
+
+
+MAGIC = b"QFCK"
+FORMAT_VERSION = 1
+_HEADER = struct.Struct("<4sHHI")
+_DTYPES = {np.dtype(name).newbyteorder("<").str for name in (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")}
 
 
 @dataclass(frozen=True)
@@ -53,12 +68,12 @@ class PackedChunk:
         for name, blocks in self.blocked.items():
             arrays["ends." + name] = blocks.ends
             arrays["data." + name] = np.frombuffer(blocks.data, np.uint8)
-        return array_codec.to_bytes(arrays)
+        return encode_arrays(arrays)
 
     @staticmethod
     def from_bytes(data: bytes, layout: Layout) -> PackedChunk:
         """Parse a packed chunk; raise ValueError if it is malformed or has another layout."""
-        arrays = array_codec.from_bytes(data)
+        arrays = decode_arrays(data)
         expected: dict[str, tuple[str, tuple[int, ...]]] = {"valid": ("bool", (layout.starts,))}
         expected |= {"dense." + c.name: (c.dtype, (layout.rows, *c.shape)) for c in layout.dense}
         expected |= {
@@ -172,3 +187,74 @@ class Codec:
         deltas[::size] = rows[::size]
         frames = [self._compressor.compress(deltas[at:at + size].data) for at in range(0, self._layout.rows, size)]
         return Blocks(b"".join(frames), np.cumsum([len(frame) for frame in frames]).astype(np.uint32))
+
+
+def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Encode numeric and boolean arrays; `decode_arrays` returns equal arrays."""
+    parts = []
+    for name, array in arrays.items():
+        array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+        if array.dtype.str not in _DTYPES:
+            raise ValueError(f"array {name!r} has dtype {array.dtype}, which cannot be encoded")
+        for text in (name.encode(), array.dtype.str.encode()):
+            parts += [struct.pack("<B", len(text)), text]
+        parts += [struct.pack(f"<B{array.ndim}I", array.ndim, *array.shape), array.tobytes()]
+    body = b"".join(parts)
+    return _HEADER.pack(MAGIC, FORMAT_VERSION, len(arrays), zlib.crc32(body)) + body
+
+
+def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
+    """Decode arrays; they are read-only views of `data`."""
+    if len(data) < _HEADER.size:
+        raise ValueError(f"{len(data)} bytes are too few for a frame")
+    magic, version, count, crc = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise ValueError(f"these bytes do not begin with {MAGIC!r}")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"frame version {version} is not the {FORMAT_VERSION} that this qfleet reads")
+    if zlib.crc32(memoryview(data)[_HEADER.size:]) != crc:
+        raise ValueError("the frame's checksum does not match: bytes were lost or changed")
+    reader = _Reader(data, _HEADER.size)
+    try:
+        arrays = dict(reader.array() for _ in range(count))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"malformed frame: {error}") from None
+    if reader.at != len(data) or len(arrays) != count:
+        raise ValueError("malformed frame: its length or names do not add up")
+    return arrays
+
+
+class _Reader:
+    """Cursor over encoded bytes that checks every length against the bytes left."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self.at = at
+
+    def array(self) -> tuple[str, np.ndarray]:
+        name = self._take(self._unpack("B", 1)[0]).decode()
+        code = self._take(self._unpack("B", 1)[0]).decode("ascii")
+        if code not in _DTYPES:
+            raise ValueError(f"malformed frame: dtype {code!r} is not known")
+        dtype = np.dtype(code)
+        shape = self._unpack("I", self._unpack("B", 1)[0])
+        count = 1
+        for size in shape:
+            count *= size
+        at = self._advance(count * dtype.itemsize)
+        return name, np.frombuffer(self._data, dtype, count, at).reshape(shape)
+
+    def _unpack(self, code: str, count: int) -> tuple[int, ...]:
+        layout = struct.Struct(f"<{count}{code}")
+        return layout.unpack_from(self._data, self._advance(layout.size))
+
+    def _take(self, size: int) -> bytes:
+        at = self._advance(size)
+        return self._data[at:at + size]
+
+    def _advance(self, size: int) -> int:
+        """Skip `size` bytes and return the offset where they begin."""
+        if size > len(self._data) - self.at:
+            raise ValueError(f"malformed frame: {size} bytes announced, {len(self._data) - self.at} left")
+        self.at += size
+        return self.at - size

@@ -40,11 +40,6 @@ class ReplayConfig(Config):
         reason = "replay.alpha=0 samples uniformly, which needs no importance weights"
         return {"beta_start": reason, "beta_end": reason, "beta_steps": reason}
 
-    def beta(self, steps: int) -> float:
-        """Importance-sampling exponent β after `steps` environment steps; constant after `beta_steps`."""
-        done = min(1.0, steps / self.beta_steps)
-        return self.beta_start + done * (self.beta_end - self.beta_start)
-
     def problems(self, batch_size: int, window: Window, lanes: int) -> list[str]:
         """Contradictions within the section or with the rest of the run; each message names value, limit and remedy."""
         found = []

@@ -27,6 +27,7 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.replay.device_priorities import DevicePriorities
 from qfleet.replay.layout import Column, Layout
 from qfleet.replay.memory_plan import plan_device_memory, record_dtype, slot_count
+from qfleet.replay.priorities import importance_exponent
 from qfleet.replay.store import ReplayStore
 
 NO_KEYS = np.zeros(0, np.int64)
@@ -83,13 +84,13 @@ class DeviceReplay(ReplayStore[Chunk]):
         at, sample, least = self.draw(n)
         rows = sample.rows | {OBS_PREFIX + name: leaf for name, leaf in sample.leaves.items()}
         leaves = at.cpu().numpy()
-        beta = self._cfg.beta(self.clock.steps)
+        beta = importance_exponent(self._cfg, self.clock.steps)
         max_weight = (self._size * self.priorities.probability(least)) ** -beta if self._cfg.alpha > 0 else 1.0
         return Sample(leaves + self._key_offset[leaves // self._layout.starts], sample.weight, rows, max_weight)
 
     def prepare(self) -> None:
         """Copy to the device what the next draw needs from the host: β."""
-        self.priorities.set_beta(self._cfg.beta(self.clock.steps))
+        self.priorities.set_beta(importance_exponent(self._cfg, self.clock.steps))
 
     def draw(self, n: int) -> tuple[torch.Tensor, Sample, torch.Tensor]:
         """Sample leaves [n] and their windows without synchronisation; also return the smallest leaf value."""

@@ -15,6 +15,7 @@ from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Layout
 from qfleet.replay.memory_plan import slot_count
+from qfleet.replay.priorities import importance_exponent
 from qfleet.replay.rate_limiter import RateLimiter
 from qfleet.replay.segments import SegmentSource, read_segments, split_segments
 
@@ -183,7 +184,7 @@ class ReplayStore(ABC, Generic[StoredT]):
                    "replay/bytes_per_step": self.nbytes / max(1, self._steps),
                    "replay/samples_per_insert": self.rate_limiter.ratio, "replay/clamped_priorities": clamped}
         if self._cfg.alpha > 0:
-            metrics["replay/beta"] = self._cfg.beta(self.clock.steps)
+            metrics["replay/beta"] = importance_exponent(self._cfg, self.clock.steps)
         if self._dropped:
             metrics["replay/dropped_chunks"] = self._dropped
         return {name: float(value) for name, value in metrics.items()}

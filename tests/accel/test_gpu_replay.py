@@ -15,6 +15,7 @@ from qfleet.core.replay import Chunk
 from qfleet.replay.device_priorities import DevicePriorities
 from qfleet.replay.device_store import DeviceReplay
 from qfleet.replay.host_store import HostReplay
+from qfleet.replay.priorities import importance_exponent
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
@@ -84,7 +85,7 @@ def test_weights_of_a_batch_are_those_of_the_host_store():
     leaves = sample.keys % (device._slots * device.layout.starts)
     value = host._priorities.get(leaves)
     np.testing.assert_allclose(device.priorities.get(leaves), value, rtol=1e-12)
-    beta = device._cfg.beta(device.clock.steps)
+    beta = importance_exponent(device._cfg, device.clock.steps)
     np.testing.assert_allclose(sample.weight.cpu(), (value / value.min()) ** -beta, rtol=1e-5)
     probability = value.min() / host._priorities.total()
     assert sample.max_weight == pytest.approx((device._size * probability) ** -beta, rel=1e-6)

@@ -10,7 +10,7 @@ from family_kit import OWN_ENCODER, changes_of
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.env import Box, EnvSpec
 from qfleet.core.errors import UserError
-from qfleet.learner.gradient import Autograd
+from qfleet.learner.learner import Autograd
 from qfleet.optim.flat_params import Flat
 from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.runconfig.resolution import resolve

@@ -14,9 +14,9 @@ from qfleet.core.agent import ExplorationParams
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.replay import Sample
 from qfleet.explore import mixture
+from qfleet.maths.bellman import n_step
 from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator
 from qfleet.maths.policy_family import betas, gammas
-from qfleet.maths.returns import n_step
 from qfleet.networks.curiosity import Curiosity
 from qfleet.networks.encoder import Encoder
 

@@ -8,8 +8,8 @@ from fakes import SPEC, ListClock, ListMetrics, TapeEnv, TapeReplay, linear_agen
 
 from qfleet.actor.actor import TIMED_STEPS, Actor, Recorder
 from qfleet.actor.policy import Policy
-from qfleet.core import phase_timer as module
-from qfleet.core.phase_timer import PhaseTimer
+from qfleet.core import clock as module
+from qfleet.core.clock import PhaseTimer
 from qfleet.core.replay import Window
 from qfleet.explore.constant import Constant
 from qfleet.learner.learner import Learner, LearnerConfig

@@ -49,7 +49,7 @@ ON_THE_PATH = {"core", "actor", "learner", "optim", "replay", "algos", "networks
 SERVED = "serve_onnx"
 """The example that serves an exported policy."""
 
-MOST_FILES = 30
+MOST_FILES = 23
 """Files of these packages that run in a step and an update, one that stores a chunk included."""
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from qfleet.maths.bellman import n_step, retrace
 from qfleet.maths.novelty import NoveltyKernel, episodic_bonus, modulator, running_mean
 from qfleet.maths.policy_family import agent57_gammas, betas, gammas
-from qfleet.maths.returns import n_step, retrace
 
 
 def naive_bonus(memories, key, mean, kernel):

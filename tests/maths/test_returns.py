@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.maths.returns import n_step
+from qfleet.maths.bellman import n_step
 
 
 def naive(reward, discount, last, gamma, n, start):

@@ -5,16 +5,15 @@ import struct
 import numpy as np
 import zstandard
 
-from qfleet.core import array_codec
-from qfleet.replay.codec import PackedChunk
+from qfleet.replay.codec import PackedChunk, decode_arrays, encode_arrays
 
 
 def with_blocks(layout, packed, name, blocks):
     """Replace the compressed blocks of one column, as if a faulty actor process had packed the chunk."""
-    arrays = dict(array_codec.from_bytes(packed.to_bytes()))
+    arrays = dict(decode_arrays(packed.to_bytes()))
     arrays["data." + name] = np.frombuffer(b"".join(blocks), np.uint8)
     arrays["ends." + name] = np.cumsum([len(block) for block in blocks]).astype(np.uint32)
-    return PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
+    return PackedChunk.from_bytes(encode_arrays(arrays), layout)
 
 
 def raw_frame(content, window_log=17, short=0):

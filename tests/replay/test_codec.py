@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_twin import Twin, append, layout_for
 
-from qfleet.core import array_codec
 from qfleet.core.replay import Window
 from qfleet.replay.chunker import Chunker
-from qfleet.replay.codec import Codec, PackedChunk
+from qfleet.replay.codec import FORMAT_VERSION, MAGIC, Codec, PackedChunk, decode_arrays, encode_arrays
 
 
 def some_chunk(layout, seed=0):
@@ -66,13 +65,13 @@ def test_damaged_bytes_raise_value_error(data):
 @given(st.binary(max_size=120), st.integers(0, 4))
 @settings(deadline=None, max_examples=300)
 def test_malformed_frames_with_a_correct_checksum_raise_value_error(body, count):
-    head = array_codec.MAGIC + array_codec.VERSION.to_bytes(2, "little") + count.to_bytes(2, "little")
+    head = MAGIC + FORMAT_VERSION.to_bytes(2, "little") + count.to_bytes(2, "little")
     data = head + zlib.crc32(body).to_bytes(4, "little") + body
     if count == 0 and body == b"":
-        assert array_codec.from_bytes(data) == {}
+        assert decode_arrays(data) == {}
         return
     try:
-        array_codec.from_bytes(data)
+        decode_arrays(data)
     except ValueError:
         return
     pytest.fail("random bytes were read as arrays")
@@ -83,21 +82,21 @@ def test_chunks_of_another_layout_or_with_wrong_block_sizes_are_refused():
     packed = Codec(layout).pack(some_chunk(layout))
     with pytest.raises(ValueError, match="the chunk has another layout"):
         PackedChunk.from_bytes(packed.to_bytes(), layout_for(Window(future=2), 8))
-    arrays = dict(array_codec.from_bytes(packed.to_bytes()))
+    arrays = dict(decode_arrays(packed.to_bytes()))
     del arrays["dense.reward"]
     with pytest.raises(ValueError, match="the chunk has the columns"):
-        PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(encode_arrays(arrays), layout)
     bomb = zstandard.ZstdCompressor().compress(bytes(10**7))
-    arrays = dict(array_codec.from_bytes(packed.to_bytes()))
+    arrays = dict(decode_arrays(packed.to_bytes()))
     arrays["data.obs.image"] = np.frombuffer(bomb, np.uint8)
     arrays["ends.obs.image"] = np.array([len(bomb)], np.uint32)
     assert layout.blocks == 1
     with pytest.raises(ValueError, match="declares 10000000 bytes"):
-        PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(encode_arrays(arrays), layout)
     arrays["data.obs.image"] = np.frombuffer(b"not zstd", np.uint8)
     arrays["ends.obs.image"] = np.array([8], np.uint32)
     with pytest.raises(ValueError, match="not zstd"):
-        PackedChunk.from_bytes(array_codec.to_bytes(arrays), layout)
+        PackedChunk.from_bytes(encode_arrays(arrays), layout)
 
 
 def test_verify_finds_blocks_that_do_not_decode_to_their_rows():
@@ -124,4 +123,4 @@ def test_verify_finds_compressed_floats_that_are_not_finite():
 
 def test_arrays_of_objects_are_refused():
     with pytest.raises(ValueError, match="dtype"):
-        array_codec.to_bytes({"x": np.array([object()])})
+        encode_arrays({"x": np.array([object()])})

@@ -13,7 +13,7 @@ from replay_twin import LANE, SPEC, Twin, append, key, layout_for, place, play, 
 from qfleet.core.env import OBS_PREFIX
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Window
-from qfleet.maths.returns import n_step
+from qfleet.maths.bellman import n_step
 from qfleet.replay.chunker import Chunker
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qfleet.replay.sum_tree import (
+from qfleet.replay.priorities import (
     SumTree,
     change_compiled,
     change_levelwise,

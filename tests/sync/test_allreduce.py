@@ -15,7 +15,7 @@ from qfleet.algos.dqn import Config, build
 from qfleet.core.agent import Loss
 from qfleet.core.compute import seeded_network
 from qfleet.core.replay import Sample
-from qfleet.learner.gradient import Autograd
+from qfleet.learner.learner import Autograd
 from qfleet.optim.flat_params import Flat
 from qfleet.optim.optimizer import OptimizerConfig
 from qfleet.sync.allreduce import AllReduce, RankLink
