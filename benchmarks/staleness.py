@@ -32,7 +32,7 @@ from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.sync.ps_client import ParameterServerSync
-from qfleet.sync.ps_shard import ParameterServerConfig, Push, PushPullResult, PushResult, Shard, make_shards
+from qfleet.sync.ps_shard import ParameterServerConfig, Push, PushPullResult, PushResult, Shard
 from qfleet.training.learner_core import Components, Hooks
 from qfleet.training.learner_run import LearnerRun
 from qfleet.training.loop import StopRule
@@ -101,7 +101,7 @@ def train(staleness: int, overrides: list[str], seed: int) -> dict:
         outside = Hooks([sink], lambda snapshot: None, lambda *best: True, lambda sample, update: None)
         plan, rule = make_plan(config), config.parameter_server
         initial = Flat(seeded_network(cast.agent, seed_for(plan.seed, "network"))).master
-        shard = make_shards(initial, plan.learner, ParameterServerConfig(**rule.model_dump()))[0]
+        shard = Shard("shard 0", initial, plan.learner, ParameterServerConfig(**rule.model_dump()))
         single = LearnerRun(cast, plan, outside, replace(
             Components.single(plan),
             make_sync=lambda replay, meter: ParameterServerSync("learner", [Late(shard, staleness)], rule, meter)))

@@ -25,7 +25,7 @@ from torch import nn
 
 from qfleet.algos.value_based import inactive_encoder_options, reject_unused_options, unused_options
 from qfleet.config import Config as Section
-from qfleet.config import Count, Fraction, NonNegative, Positive, PositiveCount
+from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, ParamGroup, RecurrentState, Tensors
 from qfleet.core.env import Box, EnvSpec, Leaf
 from qfleet.core.errors import UserError
@@ -35,7 +35,7 @@ from qfleet.networks import actor_critic
 from qfleet.networks.custom_encoder import EncoderName, EncoderOptions
 from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.norms import Norm
-from qfleet.networks.torsos import Torso
+from qfleet.networks.torsos import Torso, TorsoPool, TorsoSpectralNorm, TorsoWidth
 
 
 class ControlConfig(Section):
@@ -57,14 +57,10 @@ class ControlConfig(Section):
         False, description="normalise vector observations by their running mean and standard deviation")
     encoder: EncoderName = "auto"
     encoder_kwargs: EncoderOptions = Field(default_factory=dict)
-    torso: Torso = Field(
-        "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
-                            "module:attribute")
-    torso_width: PositiveCount = Field(1, description="factor by which torso=impala multiplies its channels")
-    torso_pool: Count = Field(
-        0, description="side to which torso=impala max-pools its features, pixels; 0 = no pooling")
-    spectral_norm: bool = Field(
-        False, description="spectral normalisation of the residual convolutions of torso=impala")
+    torso: Torso = "auto"
+    torso_width: TorsoWidth = 1
+    torso_pool: TorsoPool = 0
+    spectral_norm: TorsoSpectralNorm = False
     hidden: tuple[PositiveCount, ...] = Field(
         (256, 256), description="widths of the hidden dense layers of policy and critics")
     norm: Norm = Field(
@@ -73,8 +69,6 @@ class ControlConfig(Section):
 
     def inactive(self) -> dict[str, str]:
         idle = {} if self.smoothing else {"smoothing_clip": "without agent.smoothing"}
-        if self.torso != "impala":
-            idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
         return idle | inactive_encoder_options(self)
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:

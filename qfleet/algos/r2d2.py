@@ -63,9 +63,7 @@ class Config(Section):
         False, description="log ΔQ, the effect of stale recurrent states on Q; stores three states per sequence")
     encoder: EncoderName = "auto"
     encoder_kwargs: EncoderOptions = Field(default_factory=dict)
-    torso: Torso = Field(
-        "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
-                            "module:attribute")
+    torso: Torso = "auto"
     features: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers before the LSTM")
     units: PositiveCount = Field(512, description="hidden units of the LSTM")
     hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the dense layers after the LSTM")

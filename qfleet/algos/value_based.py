@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import nn
 
 from qfleet.config import Config as Section
-from qfleet.config import Count, Fraction, Positive, PositiveCount, Real
+from qfleet.config import Fraction, Positive, PositiveCount, Real
 from qfleet.core.agent import Agent, Columns, Decision, ExplorationParams, Loss, Memory, Tensors, epsilon_greedy
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
@@ -37,7 +37,7 @@ from qfleet.networks.encoder import encoder_factory
 from qfleet.networks.heads import DuelingHead, Head
 from qfleet.networks.noisy import Noise
 from qfleet.networks.norms import Norm
-from qfleet.networks.torsos import Torso
+from qfleet.networks.torsos import Torso, TorsoPool, TorsoSpectralNorm, TorsoWidth
 
 
 class ValueBasedConfig(Section):
@@ -72,14 +72,10 @@ class ValueBasedConfig(Section):
                            "clipped")
     encoder: EncoderName = "auto"
     encoder_kwargs: EncoderOptions = Field(default_factory=dict)
-    torso: Torso = Field(
-        "auto", description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
-                            "module:attribute")
-    torso_width: PositiveCount = Field(1, description="factor by which torso=impala multiplies its channels")
-    torso_pool: Count = Field(
-        0, description="side to which torso=impala max-pools its features, pixels; 0 = no pooling")
-    spectral_norm: bool = Field(
-        False, description="spectral normalisation of the residual convolutions of torso=impala")
+    torso: Torso = "auto"
+    torso_width: TorsoWidth = 1
+    torso_pool: TorsoPool = 0
+    spectral_norm: TorsoSpectralNorm = False
     hidden: tuple[PositiveCount, ...] = Field((512,), description="widths of the hidden dense layers")
     norm: Norm = Field(
         "none", description="normalisation before each ReLU: none, group (GroupNorm, convolutions only) or layer "
@@ -96,8 +92,6 @@ class ValueBasedConfig(Section):
             idle |= dict.fromkeys(names, "without agent.munchausen=true")
         if not self.noisy:
             idle |= dict.fromkeys(("noisy_sigma", "noisy_epsilon"), "without agent.noisy=true")
-        if self.torso != "impala":
-            idle |= dict.fromkeys(("torso_width", "torso_pool", "spectral_norm"), "unless agent.torso=impala")
         return idle | inactive_encoder_options(self)
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:
@@ -380,11 +374,12 @@ def unused_options(cfg: Any, spec: EnvSpec) -> dict[str, str]:
 
 
 def inactive_encoder_options(cfg: Any) -> dict[str, str]:
-    """Keys of the encoder without effect, with the reason: those of a user's module, or of the torsos it replaces."""
-    if cfg.encoder == "auto":
-        return {"encoder_kwargs": "without agent.encoder"}
-    torsos = {"torso", "torso_width", "torso_pool", "spectral_norm"} & type(cfg).model_fields.keys()
-    return dict.fromkeys(sorted(torsos), "with agent.encoder, which replaces the torsos")
+    """Keys of the encoder without effect, with the reason: of a user's module, of the torsos, or of torso=impala."""
+    impala = [name for name in ("spectral_norm", "torso_pool", "torso_width") if name in type(cfg).model_fields]
+    if cfg.encoder != "auto":
+        return dict.fromkeys([*impala, "torso"], "with agent.encoder, which replaces the torsos")
+    idle = {"encoder_kwargs": "without agent.encoder"}
+    return idle if cfg.torso == "impala" else idle | dict.fromkeys(impala, "unless agent.torso=impala")
 
 
 def reject_unused_options(cfg: Any, spec: EnvSpec) -> None:

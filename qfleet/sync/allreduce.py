@@ -187,13 +187,3 @@ class AllReduce:
         vectors = vectors_of(state, len(self.flat.master))
         self.optimizer.load_state_dict(
             {**state, **{name: vector[self.own_slice] for name, vector in vectors.items()}})
-
-
-def bytes_per_update(parameters: int, ranks: int, sharded: bool, words: int) -> float:
-    """Bytes that a rank sends for one update with its own vote.
-
-    These are the gradient twice round a ring, without its own part; a row of `words` numbers to
-    every rank; and, with a sharded optimizer, its slice of the new weights to every rank.
-    """
-    ring_bytes = 4.0 * parameters * (ranks - 1) / ranks
-    return (3 if sharded else 2) * ring_bytes + 8.0 * words * (ranks - 1)

@@ -145,9 +145,3 @@ class ParameterServerSync:
         """Ignore the checkpoint and pull the server's weights, which are authoritative."""
         self._push_pull(None, 0.0, pull=True)
         self._bytes = 0
-
-
-def bytes_per_update(parameters: int, cfg: ParameterServerConfig) -> float:
-    """Bytes that a learner exchanges per update: gradients up, float32 weights down."""
-    element_bytes = 2 if cfg.compress == "bf16" else 4
-    return parameters * (element_bytes / cfg.push_period_updates + 4 / cfg.pull_period_updates)

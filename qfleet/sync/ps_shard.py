@@ -28,8 +28,6 @@ from qfleet.optim.optimizer import (
     COUNTERS,
     ParamShape,
     ParamSlice,
-    shapes_within,
-    slices_within,
     split_evenly,
     vectors_of,
 )
@@ -257,11 +255,3 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "staleness": dict(staleness),
         "buffers": states[0]["buffers"],
         "stale": sum(state["stale"] for state in states), "refused": sum(state["refused"] for state in states)}
-
-
-def make_shards(master: torch.Tensor, optimizer: OptimizerConfig, cfg: ParameterServerConfig,
-                param_slices: Sequence[ParamSlice] = (), shapes: Sequence[ParamShape] = ()) -> list[Shard]:
-    """Create the shards of a parameter vector."""
-    return [Shard(f"shard {index}", master[piece], optimizer, cfg, slices_within(param_slices, piece),
-                  shapes_within(shapes, piece))
-            for index, piece in enumerate(split_evenly(len(master), cfg.shards))]

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from fakes import TOY, ListMetrics, toy_batch
+from shards import make_shards
 from test_learner import learner_with
 from thread_peers import Roundtable, ThreadRank
 
@@ -25,7 +26,7 @@ from qfleet.optim.optimizer import (
 from qfleet.optim.torch_optimizer import TorchOptimizer, check_optimizer, make_optimizer, state_kinds
 from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.ps_client import ParameterServerSync
-from qfleet.sync.ps_shard import ParameterServerConfig, make_shards, merge_states, split_state
+from qfleet.sync.ps_shard import ParameterServerConfig, merge_states, split_state
 from qfleet.transport.shard_service import pack_shard, unpack_shard
 
 DQN = dqn.build(dqn.Config(hidden=(24, 24), n_step=1, dueling=True), TOY)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import ListMetrics
+from shards import make_shards
 from test_learner import learner_with
 from thread_peers import Roundtable, ThreadRank
 
@@ -24,7 +25,7 @@ from qfleet.optim.optimizer import (
 from qfleet.sync.allreduce import AllReduce, RankLink
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.ps_client import ParameterServerSync
-from qfleet.sync.ps_shard import ParameterServerConfig, make_shards
+from qfleet.sync.ps_shard import ParameterServerConfig
 
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, 0, box=Box((1,), (-2.0,), (2.0,)))
 TD3 = ddpg.build(ddpg.Config(hidden=(24, 24), twin=True, smoothing=0.2, policy_delay=2, policy_rate=0.3), SPEC)

@@ -14,7 +14,6 @@ from torch import nn
 
 from qfleet.optim.flat_params import Flat
 from qfleet.optim.optimizer import OptimizerConfig
-from qfleet.sync.allreduce import bytes_per_update
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.process_group import RankInfo, SingleProcessGroup, first_host, process_group
 
@@ -48,6 +47,16 @@ def test_rows_texts_and_tensors_reach_everybody(tmp_path):
     for result in ended(started("talk", 3, tmp_path, 60), tmp_path):
         assert result["said"] == ["", "rank 1", "rank 2rank 2"]
         assert result["spread"] == [0.0] * 5 and result["table"] == [[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]]
+
+
+def bytes_per_update(parameters, ranks, sharded, words):
+    """Bytes that a rank sends for one update with its own vote.
+
+    These are the gradient twice round a ring, without its own part; a row of `words` numbers to every rank; and, with a
+    sharded optimizer, its slice of the new weights to every rank.
+    """
+    ring_bytes = 4.0 * parameters * (ranks - 1) / ranks
+    return (3 if sharded else 2) * ring_bytes + 8.0 * words * (ranks - 1)
 
 
 @pytest.mark.parametrize("size,what", [(2, "plain"), (3, "plain"), (2, "sharded"), (3, "sharded")])

@@ -11,12 +11,21 @@ import importlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
-from qfleet.config import PluginName, load_attribute
+from qfleet.config import Count, PluginName, PositiveCount, load_attribute
 
-Torso = Annotated[str, PluginName(__name__, ("auto",))]
+Torso = Annotated[str, PluginName(__name__, ("auto",)), Field(
+    description="image network: auto (nature, or small below 36 pixels), a name of networks/torsos, or "
+                "module:attribute")]
 """Config field that names a torso; with `auto` the encoder selects one."""
+
+TorsoWidth = Annotated[PositiveCount, Field(description="factor by which torso=impala multiplies its channels")]
+TorsoPool = Annotated[Count, Field(
+    description="side to which torso=impala max-pools its features, pixels; 0 = no pooling")]
+TorsoSpectralNorm = Annotated[bool, Field(
+    description="spectral normalisation of the residual convolutions of torso=impala")]
 
 
 def find_torso(name: str) -> Callable[..., nn.Module]:
