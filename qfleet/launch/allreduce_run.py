@@ -135,9 +135,10 @@ def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
     directory, config = run_request.run, run_request.config()
     with connect_ranks(config, context.rank_info) as peers, ExitStack() as stack:
         env = stack.enter_context(open_env(config, local_size(context.rank_info))) if config.learners_act else None
-        context = replace(context, spec=EnvSpec.from_json(run_request.spec))
-        source = initial_weights(config, EnvSpec.from_json(run_request.spec))
-        replica = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), context)
+        spec = EnvSpec.from_json(run_request.spec)
+        checkpoint = None if peers.rank else _newest(config, directory)
+        source = initial_weights(config, spec) if checkpoint is None and peers.rank == 0 else None
+        replica = Replica(config, env, directory, peers, checkpoint, replace(context, spec=spec))
         return replica.run((), run_request.origin, source)
 
 
@@ -249,13 +250,9 @@ class Replica:
 
     def _run_rank_zero(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None,
                        stack: ExitStack) -> TrainResult:
-        checkpoint = self.checkpoint
         attempt = Attempt(self.config, self.spec, self.directory, sinks, lambda hooks: self._build(hooks, stack),
-                          checkpoint, self.context.callbacks)
-        stack.callback(attempt.close)
-        if checkpoint is None and source is not None:
-            attempt.load_initial_weights(source)
-        attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
+                          self.checkpoint, self.context.callbacks)
+        stack.enter_context(attempt.opened(origin, source))
         with self._serving():
             result = record_outcome(self.directory, attempt.execute)
             if self.context.serving is not None:
