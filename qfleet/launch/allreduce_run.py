@@ -49,7 +49,7 @@ from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
 from qfleet.training.learner_run import RunSetup
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
-from qfleet.training.replica import BuildRankSync, RankSync, ReplicaRun, build_allreduce
+from qfleet.training.rank_run import BuildGradientSync, RankConsensus, RankRun, build_allreduce
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 
@@ -71,11 +71,11 @@ def start(config: RunConfig, sinks: Sequence[Sink], callbacks: Sequence[CheckedC
         source = initial_weights(config, env.spec)
         with ExitStack() as stack:
             directory = _run_directory(config, peers, stack)
-            replica = Replica(
+            trainer = RankTrainer(
                 config, env, directory, peers, None if peers.rank else _newest(config, directory),
                 RankContext(rank_info, callbacks=callbacks))
             origin = {"sources": dict(provenance), **_job()}
-            return replica.run(sinks, origin, source)
+            return trainer.run(sinks, origin, source)
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
@@ -91,10 +91,10 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
             config = resolve_auto(config.model_copy(update={"learners": size}), env.spec, learners_here)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
             context = RankContext(rank_info, callbacks=callbacks)
-            return Replica(config, env, directory, peers, checkpoint, context).run(sinks, _job(), source)
+            return RankTrainer(config, env, directory, peers, checkpoint, context).run(sinks, _job(), source)
 
 
-def rank_sync_builder(config: RunConfig) -> BuildRankSync:
+def gradient_sync_builder(config: RunConfig) -> BuildGradientSync:
     """What creates the gradient synchronisation of a rank; UserError if the user's cannot be called."""
     if ":" not in config.sync:
         return build_allreduce(config.allreduce)
@@ -110,7 +110,7 @@ def _size(config: RunConfig, rank_info: RankInfo | None) -> int:
     if not config.learners_act:
         raise UserError(f"actors={config.actors} with ranks that torchrun or srun started: set actors=0, so that each "
                         "rank acts, or call qfleet without them, so that it starts ranks and actors")
-    rank_sync_builder(config)
+    gradient_sync_builder(config)
     return rank_info.size if rank_info else 1
 
 
@@ -138,8 +138,8 @@ def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
         spec = EnvSpec.from_json(run_request.spec)
         checkpoint = None if peers.rank else _newest(config, directory)
         source = initial_weights(config, spec) if checkpoint is None and peers.rank == 0 else None
-        replica = Replica(config, env, directory, peers, checkpoint, replace(context, spec=spec))
-        return replica.run((), run_request.origin, source)
+        trainer = RankTrainer(config, env, directory, peers, checkpoint, replace(context, spec=spec))
+        return trainer.run((), run_request.origin, source)
 
 
 @contextmanager
@@ -223,8 +223,8 @@ def spec_of(env: VectorEnv | None, context: RankContext) -> EnvSpec:
     return spec
 
 
-class Replica:
-    """One rank of a run. Only rank 0 is given the checkpoint; it sends its name to the others.
+class RankTrainer:
+    """Trains as one rank of a run. Only rank 0 is given the checkpoint; it sends its name to the others.
 
     `env` is the rank's first environment; None: its actors are other processes.
     """
@@ -291,11 +291,11 @@ class Replica:
         stack.callback(setup.close)
         return setup
 
-    def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
+    def _build(self, hooks: Hooks, stack: ExitStack) -> RankRun:
         setup = self._setup(stack)
         plan = self._plan()
-        rank_sync = RankSync(self.peers, plan)
-        checkpoints = ShardedCheckpointWriter(rank_sync, self.directory.path / "parts", self.checkpoint)
+        consensus = RankConsensus(self.peers, plan)
+        checkpoints = ShardedCheckpointWriter(consensus, self.directory.path / "parts", self.checkpoint)
 
         def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
             if self.peers.rank or self.service is not None or not self.config.evaluator_process:
@@ -306,8 +306,8 @@ class Replica:
             return remote
 
         hooks = replace(hooks, save=checkpoints.saver(hooks.save))
-        rank = ReplicaRun(setup, plan, hooks, rank_sync, rank_sync_builder(self.config), make_backend)
-        self._stop_when_orphaned(lambda: rank_sync.stop.request("preempted"), stack)
+        rank = RankRun(setup, plan, hooks, consensus, gradient_sync_builder(self.config), make_backend)
+        self._stop_when_orphaned(lambda: consensus.stop.request("preempted"), stack)
         return rank
 
     def _stop_when_orphaned(self, leave: Callable[[], object], stack: ExitStack) -> None:
