@@ -96,7 +96,7 @@ def _name(args: Namespace, config: RunConfig) -> str:
 
 
 def _layout(config: RunConfig, tasks: int) -> JobLayout:
-    if config.on_ray:  # Ray places the learners itself
+    if config.launcher_traits.cluster == "ray":  # Ray places the learners itself
         return "ray"
     if config.synchronous and config.learners_act:
         return "ranks"

@@ -323,8 +323,8 @@ class Attempt(Generic[RunT]):
 
     def stops_on_signal(self, stop: Stoppable | None = None) -> AbstractContextManager[None]:
         """While inside, signals end the run, or are passed to `stop`."""
-        # In a run of several processes the driver handles the second SIGINT.
-        return stop_on_signal(stop or self.core.stop, self.config.learners_act and not self.config.on_ray)
+        # With actors in other processes the driver handles the second SIGINT.
+        return stop_on_signal(stop or self.core.stop, self.config.learners_act)
 
     def result(self, reason: str) -> TrainResult:
         """Result of a run that has ended."""
