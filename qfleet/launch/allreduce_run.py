@@ -63,8 +63,9 @@ def start(config: RunConfig, sinks: Sequence[Sink], callbacks: Sequence[CheckedC
     """Train a new run: as a rank that torchrun or srun started, or as the only one. Rank 0 calls the callbacks."""
     rank_info = RankInfo.from_environment()
     size, learners_here = _size(config, rank_info), local_size(rank_info)
-    if rank_info and config.learners not in (1, size):
-        raise UserError(f"learners={config.learners}, but {size} ranks were started: leave learners out, or call "
+    learners = config.learners
+    if rank_info and learners not in (1, size):
+        raise UserError(f"learners={learners}, but {size} ranks were started: leave learners out, or call "
                         "qfleet without torchrun or srun, so that it starts the ranks itself")
     with connect_ranks(config, rank_info) as peers, open_env(config, learners_here) as env:
         config = resolve_auto(config.model_copy(update={"learners": size}), env.spec, learners_here)
@@ -96,11 +97,12 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
 
 def gradient_sync_builder(config: RunConfig) -> BuildGradientSync:
     """What creates the gradient synchronisation of a rank; UserError if the user's cannot be called."""
-    if ":" not in config.sync:
+    rule = config.sync
+    if ":" not in rule:
         return build_allreduce(config.allreduce)
-    build = load_attribute(config.sync)
+    build = load_attribute(rule)
     if not callable(build):
-        raise UserError(f"sync={config.sync}: this is a {type(build).__name__}; name a class or function that takes "
+        raise UserError(f"sync={rule}: this is a {type(build).__name__}; name a class or function that takes "
                         "optimizer settings and a RankLink (qfleet/sync/allreduce.py) and returns a GradientSync")
     return build
 

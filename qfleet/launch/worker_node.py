@@ -31,6 +31,7 @@ from qfleet.launch.fleet_client import FleetClient
 from qfleet.launch.learner_main import exit_code
 from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import GrpcServing, Serving
+from qfleet.launch.topology import actor_assignment
 from qfleet.process.heartbeat import heartbeat_thread
 from qfleet.process.signals import EXIT_CODES
 from qfleet.process.supervisor import EXIT_OK
@@ -196,7 +197,7 @@ class WorkerRun(LearnerRun):
         sync = self.core.learner.gradient_sync
         assert isinstance(sync, ParameterServerSync)
         self.core.meter.add_gauge(sync.gauges)
-        self.learners, self.client = config.learners, client
+        self.learners, self.client = actor_assignment(config).learners, client
         self.coordinator = CoordinatorClient(self.core, client, stop, directory.path / "parts", self.snapshot)
         self.workers = [self.coordinator]
 

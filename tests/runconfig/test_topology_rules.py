@@ -171,7 +171,7 @@ def test_all_old_keys_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_launcher_of_a_cluster_reserves_cores_and_one_of_this_host_none() -> None:
-    assert config("ray.learner_cpus=3").launcher_traits == LauncherTraits()
+    assert config().launcher_traits == LauncherTraits()
     ray = ["launcher=ray", "ray.learner_cpus=3.5", "ray.learner_any_node=true"]
     assert config(*ray).launcher_traits == LauncherTraits("ray", 3, learner_elsewhere=True)
     assert config("launcher=ray", "actors=auto").launcher_traits == LauncherTraits("ray", 1, elastic=True)
