@@ -24,9 +24,16 @@ from qfleet.config import load_attribute
 from qfleet.core.env import EnvSpec, VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
-from qfleet.launch import attempt as session
 from qfleet.launch.actor_service import ActorService
-from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
+from qfleet.launch.attempt import (
+    Attempt,
+    TrainResult,
+    advise_on_oom,
+    initial_weights,
+    open_for_resume,
+    record_outcome,
+    require_same_env,
+)
 from qfleet.launch.new_run import new_run
 from qfleet.launch.remote_evaluator import RemoteEvaluator, supervised_evaluator
 from qfleet.launch.run_request import RunRequest
@@ -85,7 +92,7 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
     rank_info = RankInfo.from_environment()
     size, learners_here = _size(config, rank_info), local_size(rank_info)
     with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
-        checkpoint, finished = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
+        checkpoint, finished = (None, None) if peers.rank else open_for_resume(directory, config, stack)
         if any(peers.exchange(b"" if finished is None else b"ended")):
             return finished or _follower_result(directory, "total_steps")
         with open_env(config, learners_here) as env:

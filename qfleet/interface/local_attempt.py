@@ -12,7 +12,7 @@ import torch
 
 from qfleet.core.env import VectorEnv
 from qfleet.core.errors import UserError
-from qfleet.launch.arguments import assign_callbacks, check_sinks, progress_view, require_importable
+from qfleet.interface.arguments import assign_callbacks, check_sinks, progress_view, require_importable
 from qfleet.launch.attempt import (
     Attempt,
     TrainResult,
