@@ -81,7 +81,7 @@ class ConsensusStop(StopRule):
 class RankConsensus:
     """What the ranks agree on in addition to gradients: steps of the run, its end, and requested checkpoints.
 
-    Owns clock and stop rule. The votes travel with the gradients, or alone while a rank does other work.
+    Owns clock and stop rule. Votes are exchanged with the gradients, or alone while a rank does other work.
     """
 
     def __init__(self, group: ProcessGroup, plan: TrainingPlan) -> None:
