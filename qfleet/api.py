@@ -23,8 +23,7 @@ from qfleet.core.errors import CallbackError, ExportError, UserError
 from qfleet.core.seeds import lane_seeds
 from qfleet.deploy.export import ExportFormat, chosen_format
 from qfleet.explore.constant import Constant
-from qfleet.launch import allreduce_run, attempt, driver
-from qfleet.launch.arguments import (
+from qfleet.interface.arguments import (
     Settings,
     assign_callbacks,
     changed_config,
@@ -34,11 +33,12 @@ from qfleet.launch.arguments import (
     resolve_arguments,
     with_env,
 )
+from qfleet.interface.run import Run
+from qfleet.interface.scoring import EvalResult, check_protocol, evaluate_policy, require_positive, require_seed
+from qfleet.interface.trained_agent import TrainedAgent
+from qfleet.interface.user_types import EnvLike, SinkLike, WrapperLike
+from qfleet.launch import allreduce_run, attempt, driver
 from qfleet.launch.attempt import TrainResult
-from qfleet.launch.run import Run
-from qfleet.launch.scoring import EvalResult, check_protocol, evaluate_policy, require_positive, require_seed
-from qfleet.launch.trained_agent import TrainedAgent
-from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto, resolve_device
 from qfleet.runconfig.build import make_env, with_step_limit

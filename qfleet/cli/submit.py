@@ -44,6 +44,7 @@ def job_of(args: Namespace) -> SlurmJob:
     """Return the job for the arguments and options; UserError for a job that would fail on the cluster."""
     from qfleet.core.errors import UserError
     from qfleet.launch.slurm import SlurmJob
+    from qfleet.launch.topology import actor_assignment
     from qfleet.runconfig import resolution
     from qfleet.runs.directory import RunDirectory
     from qfleet.runs.find import require_no_outside_links, require_trusted
@@ -76,7 +77,7 @@ def job_of(args: Namespace) -> SlurmJob:
     # A resume on another node cannot verify that the run was created there; it has been verified above.
     return SlurmJob(
         layout, run, size, train, ["resume", str(run), "--trust", *overrides],
-        [sys.executable, "-m", "qfleet"], _joining(config, size), config.actors,
+        [sys.executable, "-m", "qfleet"], _joining(config, size), actor_assignment(config).actors,
         config.allreduce.max_restarts, config.ray.object_store_mb, args.partition, args.time, args.sbatch)
 
 
@@ -96,7 +97,7 @@ def _name(args: Namespace, config: RunConfig) -> str:
 
 
 def _layout(config: RunConfig, tasks: int) -> JobLayout:
-    if config.on_ray:  # Ray places the learners itself
+    if config.launcher_traits.cluster == "ray":  # Ray places the learners itself
         return "ray"
     if config.synchronous and config.learners_act:
         return "ranks"
@@ -106,10 +107,11 @@ def _layout(config: RunConfig, tasks: int) -> JobLayout:
 def _size(args: Namespace, config: RunConfig) -> JobSize:
     from qfleet.core.errors import UserError
     from qfleet.launch.slurm import JobSize
+    from qfleet.launch.topology import actor_assignment
 
     nodes, tasks, per_node = args.nodes, args.ntasks, args.ntasks_per_node
     if per_node is None:
-        each = max(1, args.gpus_per_node) if config.synchronous else _learners(config)
+        each = max(1, args.gpus_per_node) if config.synchronous else actor_assignment(config).learners
         per_node = each if tasks is None else -(-tasks // nodes)
     tasks = nodes * per_node if tasks is None else tasks
     if not nodes <= tasks <= nodes * per_node:
@@ -131,8 +133,10 @@ def _implied(layout: JobLayout, size: JobSize, config: RunConfig, given: Mapping
 
 def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig) -> None:
     from qfleet.core.errors import UserError
+    from qfleet.launch.topology import actor_assignment
 
-    tasks, learners, actors = size.tasks, _learners(config), config.actors
+    tasks, assignment = size.tasks, actor_assignment(config)
+    learners, actors = assignment.learners, assignment.actors
     problems = []
     if layout == "node" and config.has_server:
         if size.nodes > 1:
@@ -165,12 +169,6 @@ def _check(args: Namespace, layout: JobLayout, size: JobSize, config: RunConfig)
         problems.append(f"--local is one machine: use --nodes 1 instead of {size.nodes}")
     if problems:
         raise UserError("\n".join(problems))
-
-
-def _learners(config: RunConfig) -> int:
-    from qfleet.launch.topology import Role, count, topology
-
-    return count(topology(config), Role.LEARNER)
 
 
 def _ray_problems(size: JobSize, config: RunConfig) -> list[str]:

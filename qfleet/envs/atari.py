@@ -112,7 +112,7 @@ class AtariLanes:
         self.lanes, self._rules = lanes, rules
         # Reward clipping and life loss are handled here: the library's own flags lose the score, restart the
         # game at every life, or do not distinguish a lost life from a lost game.
-        self._emulators = AtariVectorEnv(
+        self._emulators: Any = AtariVectorEnv(
             rules.rom, lanes, num_threads=cfg.threads, max_num_frames_per_episode=rules.max_frames,
             repeat_action_probability=rules.sticky, full_action_space=rules.full_action_space,
             img_height=rules.size, img_width=rules.size, grayscale=rules.grey, stack_num=rules.stack,
@@ -164,7 +164,9 @@ class AtariLanes:
         return 0
 
     def close(self) -> None:
+        """End the emulators and their threads, also if this object is part of a reference cycle."""
         self._drain()
+        self._emulators = None
 
     def _obs(self, images: np.ndarray) -> Obs:
         if not self._rules.grey:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 from qfleet.config import to_yaml
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec
+from qfleet.launch.topology import actor_assignment
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.training.remote_actors import RemoteActorsSetup
 from qfleet.transport.inbox import Inbox
@@ -25,11 +27,14 @@ class ActorService:
     """
 
     def __init__(self, config: RunConfig, spec: EnvSpec, index: int = 0, takes_experience: bool = True) -> None:
-        fleet, learners = config.fleet, config.learners if takes_experience else 1
+        fleet, assignment = config.fleet, actor_assignment(config)
+        if not takes_experience:
+            assignment = replace(assignment, learners=1)
         self.config, self.spec = config, spec
-        own_actors = -(-config.actors // learners)  # they share the rate at which members send
+        own_actors = assignment.actors_per_learner  # they share the rate at which members send
         self.published = PublishedState(to_yaml(config), json.dumps(spec.to_json()), own_actors)
-        self.registry = Registry(config.actors, fleet.heartbeat_timeout_s, fleet.max_members, index, learners)
+        self.registry = Registry(assignment.actors, fleet.heartbeat_timeout_s, fleet.max_members, index,
+                                 assignment.learners)
         waiting = [config.waiting_steps(config.env.lanes)] if takes_experience else []
         self.inbox = Inbox(fleet.inbox_messages, *waiting)
 

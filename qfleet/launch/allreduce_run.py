@@ -24,9 +24,16 @@ from qfleet.config import load_attribute
 from qfleet.core.env import EnvSpec, VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
-from qfleet.launch import attempt as session
 from qfleet.launch.actor_service import ActorService
-from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
+from qfleet.launch.attempt import (
+    Attempt,
+    TrainResult,
+    advise_on_oom,
+    initial_weights,
+    open_for_resume,
+    record_outcome,
+    require_same_env,
+)
 from qfleet.launch.new_run import new_run
 from qfleet.launch.remote_evaluator import RemoteEvaluator, supervised_evaluator
 from qfleet.launch.run_request import RunRequest
@@ -49,7 +56,7 @@ from qfleet.training.learner_core import SILENT_HOOKS, Hooks, LearnerCore
 from qfleet.training.learner_run import RunSetup
 from qfleet.training.loop import TrainingPlan
 from qfleet.training.meter import Sink
-from qfleet.training.replica import BuildRankSync, RankSync, ReplicaRun, build_allreduce
+from qfleet.training.rank_run import BuildGradientSync, RankConsensus, RankRun, build_allreduce
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 
@@ -63,19 +70,20 @@ def start(config: RunConfig, sinks: Sequence[Sink], callbacks: Sequence[CheckedC
     """Train a new run: as a rank that torchrun or srun started, or as the only one. Rank 0 calls the callbacks."""
     rank_info = RankInfo.from_environment()
     size, learners_here = _size(config, rank_info), local_size(rank_info)
-    if rank_info and config.learners not in (1, size):
-        raise UserError(f"learners={config.learners}, but {size} ranks were started: leave learners out, or call "
+    learners = config.learners
+    if rank_info and learners not in (1, size):
+        raise UserError(f"learners={learners}, but {size} ranks were started: leave learners out, or call "
                         "qfleet without torchrun or srun, so that it starts the ranks itself")
     with connect_ranks(config, rank_info) as peers, open_env(config, learners_here) as env:
         config = resolve_auto(config.model_copy(update={"learners": size}), env.spec, learners_here)
         source = initial_weights(config, env.spec)
         with ExitStack() as stack:
             directory = _run_directory(config, peers, stack)
-            replica = Replica(
+            trainer = RankTrainer(
                 config, env, directory, peers, None if peers.rank else _newest(config, directory),
                 RankContext(rank_info, callbacks=callbacks))
             origin = {"sources": dict(provenance), **_job()}
-            return replica.run(sinks, origin, source)
+            return trainer.run(sinks, origin, source)
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
@@ -84,23 +92,24 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink],
     rank_info = RankInfo.from_environment()
     size, learners_here = _size(config, rank_info), local_size(rank_info)
     with connect_ranks(config, rank_info) as peers, ExitStack() as stack:
-        checkpoint, finished = (None, None) if peers.rank else session.open_for_resume(directory, config, stack)
+        checkpoint, finished = (None, None) if peers.rank else open_for_resume(directory, config, stack)
         if any(peers.exchange(b"" if finished is None else b"ended")):
             return finished or _follower_result(directory, "total_steps")
         with open_env(config, learners_here) as env:
             config = resolve_auto(config.model_copy(update={"learners": size}), env.spec, learners_here)
             source = initial_weights(config, env.spec) if checkpoint is None and peers.rank == 0 else None
             context = RankContext(rank_info, callbacks=callbacks)
-            return Replica(config, env, directory, peers, checkpoint, context).run(sinks, _job(), source)
+            return RankTrainer(config, env, directory, peers, checkpoint, context).run(sinks, _job(), source)
 
 
-def rank_sync_builder(config: RunConfig) -> BuildRankSync:
+def gradient_sync_builder(config: RunConfig) -> BuildGradientSync:
     """What creates the gradient synchronisation of a rank; UserError if the user's cannot be called."""
-    if ":" not in config.sync:
+    rule = config.sync
+    if ":" not in rule:
         return build_allreduce(config.allreduce)
-    build = load_attribute(config.sync)
+    build = load_attribute(rule)
     if not callable(build):
-        raise UserError(f"sync={config.sync}: this is a {type(build).__name__}; name a class or function that takes "
+        raise UserError(f"sync={rule}: this is a {type(build).__name__}; name a class or function that takes "
                         "optimizer settings and a RankLink (qfleet/sync/allreduce.py) and returns a GradientSync")
     return build
 
@@ -110,7 +119,7 @@ def _size(config: RunConfig, rank_info: RankInfo | None) -> int:
     if not config.learners_act:
         raise UserError(f"actors={config.actors} with ranks that torchrun or srun started: set actors=0, so that each "
                         "rank acts, or call qfleet without them, so that it starts ranks and actors")
-    rank_sync_builder(config)
+    gradient_sync_builder(config)
     return rank_info.size if rank_info else 1
 
 
@@ -135,10 +144,11 @@ def train_rank(run_request: RunRequest, context: RankContext) -> TrainResult:
     directory, config = run_request.run, run_request.config()
     with connect_ranks(config, context.rank_info) as peers, ExitStack() as stack:
         env = stack.enter_context(open_env(config, local_size(context.rank_info))) if config.learners_act else None
-        context = replace(context, spec=EnvSpec.from_json(run_request.spec))
-        source = initial_weights(config, EnvSpec.from_json(run_request.spec))
-        replica = Replica(config, env, directory, peers, None if peers.rank else _newest(config, directory), context)
-        return replica.run((), run_request.origin, source)
+        spec = EnvSpec.from_json(run_request.spec)
+        checkpoint = None if peers.rank else _newest(config, directory)
+        source = initial_weights(config, spec) if checkpoint is None and peers.rank == 0 else None
+        trainer = RankTrainer(config, env, directory, peers, checkpoint, replace(context, spec=spec))
+        return trainer.run((), run_request.origin, source)
 
 
 @contextmanager
@@ -222,8 +232,8 @@ def spec_of(env: VectorEnv | None, context: RankContext) -> EnvSpec:
     return spec
 
 
-class Replica:
-    """One rank of a run. Only rank 0 is given the checkpoint; it sends its name to the others.
+class RankTrainer:
+    """Trains as one rank of a run. Only rank 0 is given the checkpoint; it sends its name to the others.
 
     `env` is the rank's first environment; None: its actors are other processes.
     """
@@ -249,13 +259,9 @@ class Replica:
 
     def _run_rank_zero(self, sinks: Sequence[Sink], origin: Mapping[str, Any], source: Checkpoint | None,
                        stack: ExitStack) -> TrainResult:
-        checkpoint = self.checkpoint
         attempt = Attempt(self.config, self.spec, self.directory, sinks, lambda hooks: self._build(hooks, stack),
-                          checkpoint, self.context.callbacks)
-        stack.callback(attempt.close)
-        if checkpoint is None and source is not None:
-            attempt.load_initial_weights(source)
-        attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
+                          self.checkpoint, self.context.callbacks)
+        stack.enter_context(attempt.opened(origin, source))
         with self._serving():
             result = record_outcome(self.directory, attempt.execute)
             if self.context.serving is not None:
@@ -294,11 +300,11 @@ class Replica:
         stack.callback(setup.close)
         return setup
 
-    def _build(self, hooks: Hooks, stack: ExitStack) -> ReplicaRun:
+    def _build(self, hooks: Hooks, stack: ExitStack) -> RankRun:
         setup = self._setup(stack)
         plan = self._plan()
-        rank_sync = RankSync(self.peers, plan)
-        checkpoints = ShardedCheckpointWriter(rank_sync, self.directory.path / "parts", self.checkpoint)
+        consensus = RankConsensus(self.peers, plan)
+        checkpoints = ShardedCheckpointWriter(consensus, self.directory.path / "parts", self.checkpoint)
 
         def make_backend(core: LearnerCore) -> EvaluatorSlot | None:
             if self.peers.rank or self.service is not None or not self.config.evaluator_process:
@@ -309,8 +315,8 @@ class Replica:
             return remote
 
         hooks = replace(hooks, save=checkpoints.saver(hooks.save))
-        rank = ReplicaRun(setup, plan, hooks, rank_sync, rank_sync_builder(self.config), make_backend)
-        self._stop_when_orphaned(lambda: rank_sync.stop.request("preempted"), stack)
+        rank = RankRun(setup, plan, hooks, consensus, gradient_sync_builder(self.config), make_backend)
+        self._stop_when_orphaned(lambda: consensus.stop.request("preempted"), stack)
         return rank
 
     def _stop_when_orphaned(self, leave: Callable[[], object], stack: ExitStack) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import safetensors.torch
 import torch
@@ -281,7 +281,20 @@ class Attempt(Generic[RunT]):
                         len(mine), "; ".join(found.unfit))
         return found.unfit
 
-    def open(self, origin: Mapping[str, Any]) -> None:
+    @contextmanager
+    def opened(self, origin: Mapping[str, Any], source: Checkpoint | None = None) -> Iterator[Self]:
+        """Load the weights of `source` unless a checkpoint was restored, and open the attempt; at the end, close it."""
+        try:
+            if self.resumed_from is not None:
+                origin = {**origin, "resumed_from": self.resumed_from.name}
+            elif source is not None and (unfit := self.load_initial_weights(source)):
+                origin = {**origin, "begun_anew": unfit}
+            self._open(origin)
+            yield self
+        finally:
+            self.core.meter.close()
+
+    def _open(self, origin: Mapping[str, Any]) -> None:
         """Record the attempt and open the metric writers; before this, nothing on disk has changed."""
         if self.config.run.wandb:  # first, since the package may be missing
             self.sinks.append(WandbWriter(self.directory.path, self.directory.name,
@@ -295,10 +308,6 @@ class Attempt(Generic[RunT]):
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
         self.sinks.extend(map(GuardedSink, self.user_sinks))
         self.sinks.insert(0, self.presence)
-
-    def close(self) -> None:
-        """Close the metric writers."""
-        self.core.meter.close()
 
     def record_callers_error(self, error: BaseException) -> None:
         """Record an exception of the calling program as the end of a run that was stopped because of it."""
@@ -314,8 +323,8 @@ class Attempt(Generic[RunT]):
 
     def stops_on_signal(self, stop: Stoppable | None = None) -> AbstractContextManager[None]:
         """While inside, signals end the run, or are passed to `stop`."""
-        # In a run of several processes the driver handles the second SIGINT.
-        return stop_on_signal(stop or self.core.stop, self.config.learners_act and not self.config.on_ray)
+        # With actors in other processes the driver handles the second SIGINT.
+        return stop_on_signal(stop or self.core.stop, self.config.learners_act)
 
     def result(self, reason: str) -> TrainResult:
         """Result of a run that has ended."""

@@ -29,9 +29,9 @@ from qfleet.sync.ps_shard import merge_states, split_state
 from qfleet.training.callbacks import CallbackWorker, RunControl
 from qfleet.training.checkpointer import CheckpointWriter, ScheduledSaving, Snapshot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
+from qfleet.training.learner_part import learner_part, learner_parts, saved_steps, segments_by_learner
 from qfleet.training.loop import TrainingPlan, drive
 from qfleet.training.remote_actors import ACTORS, MemberHandlers, RemoteActors, RemoteActorsSetup, merge_actor_metrics
-from qfleet.training.replica import PER_RANK_KEYS, per_rank_states, saved_steps, segments_by_rank
 from qfleet.training.timers import TimeShares
 from qfleet.transport.address import socket_address
 from qfleet.transport.fleet_pb2 import Part
@@ -48,6 +48,9 @@ PARTS_TIMEOUT_S = 60.0
 
 ABSENT: dict[str, Any] = {"replay": None, "actors": [], "clock": {"steps": 0}}
 """Part of a worker that has never sent one."""
+
+OF_FIRST_WORKER = ("rng", "target", "buffers")
+"""Keys of the section `learner` in the part of the first worker, which has the target network and buffers for all."""
 
 EXTRA = ("compensation", "staleness", "stale", "refused")
 AGES = {"server/staleness_0": 1, "server/staleness_1": 2, "server/staleness_2_3": 4, "server/staleness_4_7": 8,
@@ -179,10 +182,11 @@ class Coordinator:
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
         """Resume from a checkpoint of any number of workers and shards."""
-        pieces, parts = segments_by_rank(pairs := list(segments)), per_rank_states(state)
+        pieces, parts = segments_by_learner(pairs := list(segments)), learner_parts(state)
         if len(parts) == self.workers:
             names = {path: name for name, path in pairs}
-            self.parts = {index: (_per_rank_state(part), [names[path] for _, path in pieces.get(index, [])])
+            self.parts = {index: (learner_part(part, OF_FIRST_WORKER),
+                                  [names[path] for _, path in pieces.get(index, [])])
                           for index, part in enumerate(parts)}
         self.extra = dict(state.get("server", {}))
         common = {**state, "replay": None, "clock": {"steps": saved_steps(state)}}
@@ -258,7 +262,7 @@ class Coordinator:
         if not self._collecting or part.save != self._request or not 0 <= index < self.workers:
             return
         try:
-            self.parts[index] = (_per_rank_state(unpack_state(part.state)), list(part.segments))
+            self.parts[index] = (learner_part(unpack_state(part.state), OF_FIRST_WORKER), list(part.segments))
             self._answered_request[index] = part.save
         except (ValueError, KeyError, TypeError) as error:
             log.warning("the checkpoint part of learner %d cannot be read (%s); its previous part is kept", index,
@@ -295,10 +299,3 @@ class Coordinator:
                 values[next(tag for tag, end in AGES.items() if age < end)] += count
         actors = merge_actor_metrics(self._learner_metrics.get(index, {}) for index in alive)
         return actors | {tag: float(number) for tag, number in values.items()}
-
-
-def _per_rank_state(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A worker's part without the shared state that the first worker's part also holds."""
-    state = {name: part[name] for name in PER_RANK_KEYS if name in part}
-    learner = {name: part["learner"][name] for name in ("rng", "target", "buffers") if name in part.get("learner", {})}
-    return state | ({"learner": learner} if learner else {})

@@ -16,6 +16,7 @@ from qfleet.launch.coordinator import ConnectShards, Coordinator, connect_shards
 from qfleet.launch.learner_main import exit_code, serve_run
 from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import GrpcServing, RunServing
+from qfleet.launch.topology import actor_assignment
 from qfleet.process.heartbeat import Heartbeat, HeartbeatSender
 from qfleet.process.signals import exit_on_signal
 from qfleet.runconfig.build import make_agent, make_plan
@@ -38,6 +39,6 @@ def serve_coordinator(run_request: RunRequest, heartbeat: Heartbeat | None, serv
     def build(config: RunConfig, run_request: RunRequest, service: ActorService, hooks: Hooks) -> Coordinator:
         plan = replace(make_plan(config), device=torch.device("cpu"))
         return Coordinator(service.setup(make_agent(config, service.spec)), plan, hooks, partial(connect, config),
-                           config.learners, run_request.run.path / "parts")
+                           actor_assignment(config).learners, run_request.run.path / "parts")
 
     return exit_code(lambda: serve_run(run_request, heartbeat, serving, build, takes_experience=False), report_error)

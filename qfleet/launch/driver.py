@@ -20,7 +20,7 @@ from typing import Any
 
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
-from qfleet.launch.allreduce_run import rank_sync_builder
+from qfleet.launch.allreduce_run import gradient_sync_builder
 from qfleet.launch.attempt import (
     TrainResult,
     initial_weights,
@@ -114,7 +114,7 @@ def require_startable(config: RunConfig) -> RunConfig:
     fleet = config.fleet
     require_callbacks(config)
     if config.synchronous:
-        rank_sync_builder(config)
+        gradient_sync_builder(config)
     if fleet.token_file is not None:
         read_token(fleet.token_file)
     if fleet.tls_cert is not None and fleet.tls_key is not None:

@@ -55,14 +55,16 @@ class Launcher(Protocol):
         """End what `open` began. May be called at any time."""
 
 
+LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher, "ray": RayLauncher}
+
+
 def launcher_class(config: RunConfig) -> type[Launcher]:
     """Class of the launcher, perhaps the user's."""
-    if config.on_ray:
-        return RayLauncher
-    if config.is_local:
-        return LocalLauncher
-    found = load_attribute(config.launcher)
-    if missing := [name for name in METHODS if not callable(getattr(found, name, None))]:
-        raise UserError(f"launcher={config.launcher}: it has no method {' and no '.join(missing)}: name a class that "
-                        "implements Launcher (qfleet/launch/launcher.py), such as a subclass of LocalLauncher")
+    name = config.launcher
+    if name in LAUNCHERS:
+        return LAUNCHERS[name]
+    found = load_attribute(name)
+    if missing := [method for method in METHODS if not callable(getattr(found, method, None))]:
+        raise UserError(f"launcher={name}: it has no method {' and no '.join(missing)}: name a class that implements "
+                        "Launcher (qfleet/launch/launcher.py), such as a subclass of LocalLauncher")
     return found

@@ -66,11 +66,8 @@ def serve_run(run_request: RunRequest, heartbeat: Heartbeat | None, serving: Run
         checkpoint = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest()
         attempt = Attempt(config, spec, directory, (), lambda hooks: build(config, run_request, service, hooks),
                           checkpoint)
-        stack.callback(attempt.close)
-        if checkpoint is None and (source := initial_weights(config, spec)) is not None:
-            attempt.load_initial_weights(source)
-        resumed = {} if checkpoint is None else {"resumed_from": checkpoint.path.name}
-        attempt.open(run_request.origin | resumed)
+        source = initial_weights(config, spec) if checkpoint is None else None
+        stack.enter_context(attempt.opened(run_request.origin, source))
         stack.enter_context(serving(published, service.registry, service.inbox, config))
         if heartbeat is not None:
             heartbeat.on_orphan(lambda: attempt.core.stop.request("preempted"))

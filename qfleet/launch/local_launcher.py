@@ -16,7 +16,7 @@ from pathlib import Path
 
 from qfleet.launch.endpoint import GrpcEndpoint
 from qfleet.launch.run_request import RunRequest, learner_socket
-from qfleet.launch.topology import Node, Role, count
+from qfleet.launch.topology import Node, Role, actor_assignment, count
 from qfleet.process.handle import ChildSpec, LocalProcess, ProcessHandle, child_environment
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
@@ -97,8 +97,9 @@ class LocalLauncher:
     def _endpoint(self, node: Node) -> GrpcEndpoint:
         """Endpoint of the node that `node` calls."""
         called = next(each for each in self._nodes if each.name == node.calls[0])
-        beside = called.main == "worker" or (called.main == "rank" and called.index > 0)
-        socket = learner_socket(self.folder, called.index if beside else None)
+        assignment = actor_assignment(self._config)
+        service = assignment.own_service(called.index) if called.role is Role.LEARNER else None
+        socket = learner_socket(self.folder, service)
         return GrpcEndpoint(
             f"unix:{socket}", node.name, str(self.folder / RunRequest.TOKEN_FILE),
             self._config.fleet.reconnect_timeout_s, siblings=max(1, count(self._nodes, Role.ACTOR)))

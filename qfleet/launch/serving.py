@@ -14,6 +14,7 @@ from typing import Protocol
 
 from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run_request import RunRequest, former_port, learner_endpoint, learner_socket
+from qfleet.launch.topology import actor_assignment
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import replace_text
 from qfleet.runs.membership import live_actors
@@ -91,28 +92,26 @@ class JoinedActorPorts:
     """
 
     def __init__(self, private: Path, config: RunConfig) -> None:
-        self._private, self._config = private, config
+        self._private, self._assignment, self._max_members = private, actor_assignment(config), config.fleet.max_members
         self._run = RunRequest.read(private).run.path
         self._lock = threading.Lock()  # RPC threads call
         self._sent: dict[str, tuple[int, float]] = {}  # by name: learner and time
 
     def __call__(self, name: str) -> int | None:
-        index = self._learner_of(name)
-        if index == 0 and not self._config.has_server:
-            return 0
-        return former_port(learner_endpoint(self._private, index))
+        service = self._assignment.own_service(self._learner_of(name))
+        return 0 if service is None else former_port(learner_endpoint(self._private, service))
 
     def _learner_of(self, name: str) -> int:
         now = time.monotonic()
         with self._lock:
             found = {name: index for name, (index, at) in self._sent.items() if now - at < RECENTLY_SENT_S}
-            for index in range(self._config.learners):
-                main = index == 0 and not self._config.has_server
-                found |= dict.fromkeys(live_actors(self._run, None if main else index), index)
+            learners = range(self._assignment.learners)
+            for index in learners:
+                found |= dict.fromkeys(live_actors(self._run, self._assignment.own_service(index)), index)
             if name not in found:
                 sizes = Counter(found.values())
-                found[name] = min(range(self._config.learners), key=lambda index: sizes[index])
+                found[name] = min(learners, key=lambda index: sizes[index])
                 recent = [(old, sent) for old, sent in self._sent.items() if now - sent[1] < RECENTLY_SENT_S]
-                self._sent = dict(recent[-(self._config.fleet.max_members - 1):])
+                self._sent = dict(recent[-(self._max_members - 1):])
                 self._sent[name] = (found[name], now)
             return found[name]

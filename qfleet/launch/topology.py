@@ -72,6 +72,36 @@ class Node:
         return run / "logs" / f"{self.name.replace('/', '-')}.log"
 
 
+@dataclass(frozen=True)
+class ActorAssignment:
+    """How the actors of a run are divided among its learners, and at which service each learner is reached.
+
+    `actors` include those that join from other hosts. The main service, where these register first, is the
+    coordinator's or, without one, that of learner 0; every other learner has a service of its own.
+    """
+
+    actors: int
+    learners: int
+    has_coordinator: bool
+
+    @property
+    def actors_per_learner(self) -> int:
+        """Actors of one learner, the largest number if they cannot be divided evenly."""
+        return -(-self.actors // self.learners)
+
+    def learner_of(self, actor: int) -> int:
+        """Index of the learner that receives the transitions of an actor."""
+        return actor % self.learners
+
+    def own_service(self, learner: int) -> int | None:
+        """Index of a learner's own service; None if it answers at the main service."""
+        return learner if learner or self.has_coordinator else None
+
+
+def actor_assignment(config: RunConfig) -> ActorAssignment:
+    return ActorAssignment(config.actors, config.learners, config.has_server)
+
+
 def topology(config: RunConfig) -> tuple[Node, ...]:
     """All nodes of a run. The run ends when the first one, or its group, ends."""
     shards = tuple(_shard(config, index) for index in range(config.parameter_server.shards * config.has_server))
@@ -86,8 +116,9 @@ def topology(config: RunConfig) -> tuple[Node, ...]:
 
 def actor_node(config: RunConfig, index: int) -> Node:
     """Actor `index`, whose transitions go to learner `index` mod K."""
+    learner = actor_assignment(config).learner_of(index)
     return Node(
-        Role.ACTOR, index, f"actor/{index}", "actor", (_learner_name(config, index % config.learners),),
+        Role.ACTOR, index, f"actor/{index}", "actor", (_learner_name(config, learner),),
         config.ray.resources("actor", config.device), ACTING_HINT, heartbeat_timeout_s=heartbeat_timeout_of(config))
 
 

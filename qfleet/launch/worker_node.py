@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,12 +25,13 @@ from qfleet.core.replay import Segment
 from qfleet.core.seeds import seed_for
 from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import advise_on_oom
-from qfleet.launch.coordinator import ConnectShards, connect_shards
+from qfleet.launch.coordinator import OF_FIRST_WORKER, ConnectShards, connect_shards
 from qfleet.launch.endpoint import Endpoint, GrpcEndpoint
 from qfleet.launch.fleet_client import FleetClient
 from qfleet.launch.learner_main import exit_code
 from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import GrpcServing, Serving
+from qfleet.launch.topology import actor_assignment
 from qfleet.process.heartbeat import heartbeat_thread
 from qfleet.process.signals import EXIT_CODES
 from qfleet.process.supervisor import EXIT_OK
@@ -45,11 +46,11 @@ from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.evaluation import NoEvaluator
 from qfleet.training.learner_core import SILENT_HOOKS, Components, LearnerCore
+from qfleet.training.learner_part import learner_part, restore_learner, segment_name
 from qfleet.training.learner_run import LearnerRun, RunSetup
 from qfleet.training.local_actors import ActingSetup
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter
-from qfleet.training.replica import PER_RANK_KEYS, rank_segment_name, restore_rank
 from qfleet.transport.address import parse_address
 from qfleet.transport.registry import LEARNER
 from qfleet.transport.shard_client import RemoteShard
@@ -151,7 +152,7 @@ class CoordinatorClient:
         self.report(with_gauges=True)
         snapshot = self.snapshot()
         segments = [
-            Segment(rank_segment_name(self.index, segment.name), segment.blocks) for segment in snapshot.segments
+            Segment(segment_name(self.index, segment.name), segment.blocks) for segment in snapshot.segments
         ]
         before, names = self._written
         self.stage.set_saved(names if before == self.connection.saved_checkpoint else ())
@@ -160,22 +161,20 @@ class CoordinatorClient:
             self.stage.write(segments)
         except OSError as error:
             log.warning("this learner's part of a checkpoint could not be written (%s)", error)
-        buffers = dict(self.core.learner.flat.net.named_buffers())
-        self.connection.metrics.set_checkpoint_part(save, pack_state(_checkpoint_part(snapshot, self.index, buffers)),
+        self.connection.metrics.set_checkpoint_part(save, pack_state(self._part(snapshot)),
                                                     [segment.name for segment in segments])
         while self.connection.requested_checkpoint == save and not self.stop.run_ended:
             since = time.monotonic()
             time.sleep(10 * PAUSE_S)
             self.connection.metrics.count("server/checkpoint_barrier_ms", round(1000 * (time.monotonic() - since)))
 
-
-def _checkpoint_part(snapshot: Snapshot, index: int, buffers: Iterable[str]) -> dict[str, Any]:
-    """State of this worker; the first one's target network and buffers stand for all."""
-    learner = snapshot.state["learner"]
-    common = {"target": learner["target"], "buffers": {name: learner["net"][name] for name in buffers}}
-    own = {name: snapshot.state[name] for name in PER_RANK_KEYS if name in snapshot.state}
-    return own | {"learner": {"rng": learner["rng"]} | (
-        {} if index else common)}
+    def _part(self, snapshot: Snapshot) -> dict[str, Any]:
+        """State of this worker; the first one's target network and buffers stand for all."""
+        if self.index:
+            return learner_part(snapshot.state)
+        learner = snapshot.state["learner"]
+        buffers = {name: learner["net"][name] for name, _ in self.core.learner.flat.net.named_buffers()}
+        return learner_part({**snapshot.state, "learner": {**learner, "buffers": buffers}}, OF_FIRST_WORKER)
 
 
 class WorkerRun(LearnerRun):
@@ -198,7 +197,7 @@ class WorkerRun(LearnerRun):
         sync = self.core.learner.gradient_sync
         assert isinstance(sync, ParameterServerSync)
         self.core.meter.add_gauge(sync.gauges)
-        self.learners, self.client = config.learners, client
+        self.learners, self.client = actor_assignment(config).learners, client
         self.coordinator = CoordinatorClient(self.core, client, stop, directory.path / "parts", self.snapshot)
         self.workers = [self.coordinator]
 
@@ -207,7 +206,7 @@ class WorkerRun(LearnerRun):
         if checkpoint is not None:
             welcome, state = self.client.connection.welcome, checkpoint.state()
             state |= {"weights": {"version": welcome.updates, "state": state["learner"]["net"]}}
-            restore_rank(self.core, self.restore, state, checkpoint.segments(), self.client.index, self.learners,
+            restore_learner(self.core, self.restore, state, checkpoint.segments(), self.client.index, self.learners,
                          welcome.steps)
         self.core.republish()
 

@@ -47,7 +47,7 @@ def reopen_auto(old: RunConfig, new: RunConfig, named: Collection[str]) -> RunCo
     auto_keys = {key for key in AUTO_VALUES if key in old.run.settled and not any(f"{key}.".startswith(f"{name}.")
                                                                              for name in named)}
     new = new.model_copy(update={"run": new.run.model_copy(update={"settled": tuple(sorted(auto_keys))})})
-    elsewhere = new.on_ray and new.ray.learner_any_node
+    elsewhere = new.launcher_traits.learner_elsewhere
     device = "auto" if "device" in auto_keys and not (old.run.exact_resume or elsewhere) else new.device
     if device == "auto" and not elsewhere:
         device = str(resolve_device(device))
@@ -70,7 +70,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec, learners_here: int | None = N
         config = config.model_copy(update={"init_from": settled_name(config.init_from, config.run.root)})
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
-                     elsewhere=config.on_ray and config.ray.learner_any_node)
+                     elsewhere=config.launcher_traits.learner_elsewhere)
     if config.synchronous:
         config = per_rank(config, config.learners)
     config = _with_schedule(config)
@@ -120,7 +120,8 @@ def _capture(config: RunConfig, device: torch.device) -> bool:
 def _threads(config: RunConfig, convolutions: bool, learners_here: int | None) -> int:
     """Number of threads set by the user, or else the planned number."""
     requested, cores = config.run.threads, usable_cores()
-    if requested and requested > MAX_THREADS_PER_CORE * cores and not config.on_ray and (
+    of_this_host = config.launcher_traits.learner_cores is None
+    if requested and requested > MAX_THREADS_PER_CORE * cores and of_this_host and (
             "run.threads" not in config.run.settled):
         raise UserError(f"run.threads={requested}: this process may use {cores} core{'s' * (cores > 1)}, and threads "
                         f"that share a core slow each other down; set run.threads={cores} or less, or leave it out")

@@ -50,12 +50,12 @@ UNLIMITED_STEPS = 10_000
 
 
 def cores_per_learner(config: RunConfig, learners_here: int | None = None) -> int:
-    """CPU cores of one learner: those that Ray reserves for it, or its share of this host's.
+    """CPU cores of one learner: those that the launcher reserves for it, or its share of this host's.
 
     `learners_here` of the learners are on this host, all of them by default. Each local actor process has a core.
     """
-    if config.on_ray:
-        return max(1, int(config.ray.learner_cpus))
+    if (reserved := config.launcher_traits.learner_cores) is not None:
+        return reserved
     actor_processes = config.actors if config.fleet.local_actors else 0
     return max(1, (usable_cores() - actor_processes) // (learners_here or config.learners))
 

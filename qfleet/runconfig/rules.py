@@ -64,11 +64,13 @@ def contradictions(cfg: RunConfig) -> list[str]:
 
 def _topology(cfg: RunConfig) -> list[str]:
     """Numbers of processes and ways to start and connect them that do not fit together."""
-    found = cfg.fleet.problems() if not cfg.learners_act and not cfg.on_ray else []
+    launcher = cfg.launcher_traits
+    joinable = not cfg.learners_act and launcher.cluster is None
+    found = cfg.fleet.problems() if joinable else []
     if cfg.learners > 1 and cfg.sync == "none":
         found.append(f"learners={cfg.learners} with sync=none: set sync=allreduce (synchronous average) or sync=server "
                      "(parameter server), so that they train one network")
-    if cfg.on_ray and cfg.ray.elastic and cfg.learners > 1:
+    if launcher.elastic and cfg.learners > 1:
         found.append(f"ray.elastic=true with learners={cfg.learners}: a learner could lose its last actor; give the "
                      "number of actors")
     if 0 < cfg.actors < cfg.learners:
@@ -77,11 +79,11 @@ def _topology(cfg: RunConfig) -> list[str]:
     if cfg.eval.process is False and cfg.has_children:
         found.append("eval.process=false needs a run with one learner that also acts: leave it out, or set actors=0 "
                      "learners=1, without sync=server")
-    address = None if cfg.learners_act or cfg.on_ray else cfg.fleet.address
+    address = cfg.fleet.address if joinable else None
     if address is not None and (last := address.port + cfg.services - 1) > MAX_PORT:
         found.append(f"fleet.listen={cfg.fleet.listen} with learners={cfg.learners}: the learners would listen at "
                      f"ports up to {last}, and {MAX_PORT} is the last; choose a lower one")
-    if cfg.on_ray and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
+    if launcher.cluster is not None and cfg.device.startswith("cuda:") and cfg.device != "cuda:0":
         found.append(f"device={cfg.device} with launcher=ray: Ray assigns the GPU, and the learner sees no other; set "
                      "device=cuda")
     return found

@@ -11,6 +11,7 @@ from qfleet.config import Config, Count, PluginName, PositiveCount, Real, plugin
 from qfleet.envs import EnvConfig
 from qfleet.learner.learner import LearnerConfig
 from qfleet.replay.config import ReplayConfig
+from qfleet.runconfig.launcher_traits import LauncherTraits, traits_of
 from qfleet.runconfig.rules import contradictions
 from qfleet.runs.directory import RunSection
 from qfleet.sync.allreduce import AllReduceConfig
@@ -109,8 +110,9 @@ class RunConfig(Config):
         return not self.learners_act or self.learners > 1 or self.has_server
 
     @property
-    def on_ray(self) -> bool:
-        return self.launcher == "ray"
+    def launcher_traits(self) -> LauncherTraits:
+        """Properties of the launcher that other settings depend on."""
+        return traits_of(self.launcher, self.ray)
 
     @property
     def has_server(self) -> bool:
@@ -176,7 +178,7 @@ class RunConfig(Config):
         if self.learners_act:
             why = "with actors=0: every learner steps its own environments"
             idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], why)
-        if self.on_ray:
+        if self.launcher_traits.cluster is not None:
             idle |= dict.fromkeys([f"fleet.{name}" for name in LISTEN_KEYS], "with launcher=ray nodes join the cluster")
         if self.synchronous:
             idle["fleet.learner_restarts"] = "learners are restarted up to allreduce.max_restarts times"
@@ -186,7 +188,7 @@ class RunConfig(Config):
 
     def _inactive_ray(self) -> dict[str, str]:
         """Keys of the ray section without effect."""
-        if not self.on_ray:
+        if self.launcher != "ray":
             return dict.fromkeys([f"ray.{name}" for name in RayConfig.model_fields], "unless launcher=ray")
         idle = {} if self.has_server else {"ray.server_cpus": "unless sync=server"}
         if self.learners_act:

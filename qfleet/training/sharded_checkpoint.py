@@ -11,14 +11,15 @@ from qfleet.core.replay import Segment
 from qfleet.runs.checkpoint import Checkpoint
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state, unpack_state
 from qfleet.training.checkpointer import Snapshot
-from qfleet.training.replica import PER_RANK_KEYS, RankSync, rank_segment_name
+from qfleet.training.learner_part import learner_part, segment_name
+from qfleet.training.rank_run import RankConsensus
 
 
 class ShardedCheckpointWriter:
     """Writes a checkpoint of all ranks: each rank stages its replay; rank 0 collects their state and writes it all."""
 
-    def __init__(self, rank_sync: RankSync, folder: Path, checkpoint: Checkpoint | None) -> None:
-        self.rank_sync, self.peers, self.folder = rank_sync, rank_sync.group, folder
+    def __init__(self, consensus: RankConsensus, folder: Path, checkpoint: Checkpoint | None) -> None:
+        self.consensus, self.peers, self.folder = consensus, consensus.group, folder
         self.stage = StagingArea(folder, self.peers.rank)
         self.stage.set_saved([] if checkpoint is None else [name for name, _ in checkpoint.segments()])
 
@@ -29,10 +30,11 @@ class ShardedCheckpointWriter:
     def _save(self, write: Callable[[Snapshot], Path | None], snapshot: Snapshot) -> Path | None:
         rank = self.peers.rank
         written: list[Path | None] = []
-        segments = [Segment(rank_segment_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
+        segments = [Segment(segment_name(rank, segment.name), segment.blocks) for segment in snapshot.segments]
         try:
             self._run_together((lambda: self.stage.write(segments)) if rank else None)
-            packed = self.peers.exchange(pack_state(_rank_part(snapshot, segments)) if rank else b"")
+            part = {"state": learner_part(snapshot.state), "segments": [segment.name for segment in segments]}
+            packed = self.peers.exchange(pack_state(part) if rank else b"")
             combined = self._merge(snapshot, packed) if rank == 0 else snapshot
             self._run_together((lambda: written.append(write(combined))) if rank == 0 else None)
             self.stage.set_saved(segment.name for segment in segments)
@@ -51,12 +53,5 @@ class ShardedCheckpointWriter:
                        segments=[*snapshot.segments, *staged])
 
     def _run_together(self, work: Callable[[], Any] | None) -> None:
-        if failed := self.rank_sync.run_together(work):
+        if failed := self.consensus.run_together(work):
             raise OSError(f"rank {failed[0]} could not write its part of the checkpoint")
-
-
-def _rank_part(snapshot: Snapshot, segments: Sequence[Segment]) -> dict[str, Any]:
-    state = {name: snapshot.state[name] for name in PER_RANK_KEYS if name in snapshot.state} | {
-        "learner": {"rng": snapshot.state["learner"]["rng"]}
-    }
-    return {"state": state, "segments": [segment.name for segment in segments]}

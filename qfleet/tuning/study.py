@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from qfleet.config import DEFAULT, flatten, validate
 from qfleet.config.objects import require_names
 from qfleet.core.errors import UserError
-from qfleet.launch.arguments import Settings, resolve_arguments
+from qfleet.interface.arguments import Settings, resolve_arguments
 from qfleet.process.signals import EXIT_CODES, SignalledStop, stop_on_signal
 from qfleet.runconfig.resolution import COMMAND_LINE, KEYWORDS, SETTINGS, Resolved
 from qfleet.runconfig.run_config import RunConfig

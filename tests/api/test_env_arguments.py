@@ -15,8 +15,8 @@ from qfleet.config import load_attribute, objects, parse_mapping, to_yaml, valid
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig, make
 from qfleet.envs.prototype import Prototype
-from qfleet.launch.arguments import require_importable, resolve_arguments, with_env
-from qfleet.launch.env_arguments import env_settings
+from qfleet.interface.arguments import require_importable, resolve_arguments, with_env
+from qfleet.interface.env_arguments import env_settings
 from qfleet.report.plots import group_runs, read_run
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.find import foreign_names

@@ -41,13 +41,13 @@ PACKAGES: dict[str, set[str]] = {
                   "sync"},
     "report": {*SHARED, "explore", "replay", "runs", "training", "runconfig", "accel", "actor"},
     "deploy": {*SHARED, "envs", "runs"},
-    "launch": {*SHARED, "deploy", "envs", "process", "replay", "runs", "transport", "training", "runconfig", "report",
-               "optim", *ROLES}}
+    "launch": {*SHARED, "process", "replay", "runs", "transport", "training", "runconfig", "report", "optim", *ROLES},
+    "interface": {*SHARED, "launch", "deploy", "envs", "runs", "training", "runconfig", "report", "actor"}}
 """Package -> the packages that it may import. Actor, learner, replay, sync and transport know no algorithm, network or
 environment suite."""
 
-PACKAGES["api"] = {*PACKAGES["launch"], "launch", "explore"}
-PACKAGES["tuning"] = {*SHARED, "launch", "process", "report", "runconfig", "runs"}
+PACKAGES["api"] = {*PACKAGES["launch"], "interface", "launch", "explore", "deploy", "envs"}
+PACKAGES["tuning"] = {*SHARED, "interface", "launch", "process", "report", "runconfig", "runs"}
 PACKAGES["cli"] = {*PACKAGES["api"], "api", "tuning"}
 PACKAGES["__main__"] = {"cli", "process"}
 PACKAGES[""] = {"api", "tuning"}

@@ -37,6 +37,17 @@ def test_the_real_thing_from_training_to_a_film():
     assert process.returncode == 0 and json.loads(out)["episodes"] == 2, err
 
 
+@pytest.mark.parametrize("wrappers", ["[]", "[gymnasium.wrappers:RecordEpisodeStatistics]"])
+def test_no_emulator_is_left_over_when_the_interpreter_exits(wrappers):
+    pytest.importorskip("ale_py")
+    process = qfleet("train", "pong", f"env.wrappers={wrappers}", "env.lanes=2", "total_steps=100", "agent.hidden=[16]",
+                     "replay.min_steps=32", "replay.chunk_steps=16", "replay.capacity=500", "learner.batch_size=4",
+                     "eval.episodes=1", "eval.max_episode_steps=5", "run.name=x")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "100 / 100 steps" in err
+    assert "leaked" not in err  # nanobind lists native objects that were never freed
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_saves_and_says_how_to_go_on(number, code):
     process = qfleet("train", "cartpole", "stop_at=null", "run.name=x", "run.log_period_steps=100")

@@ -14,7 +14,7 @@ from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
 from qfleet.envs.spaces import ImageFormat, SpaceAdapter
 from qfleet.envs.stored_spaces import spaces_to_json
-from qfleet.launch.trained_agent import TrainedAgent
+from qfleet.interface.trained_agent import TrainedAgent
 from qfleet.runconfig.build import make_agent
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints

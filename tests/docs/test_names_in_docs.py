@@ -51,5 +51,5 @@ def test_what_a_page_names_exists(page):
 
 def test_what_does_not_exist_is_found():
     text = ("`Checkpointer` `Actor` `HostReplays` `HostReplay.add` `HostReplay.adds` `NAP_S`\n"
-            "```\nlaunch/nothing.py launch/run.py\n```\n")
+            "```\nlaunch/nothing.py launch/driver.py\n```\n")
     assert missing(text) == ["Checkpointer", "HostReplays", "NAP_S", "adds", "launch/nothing.py"]

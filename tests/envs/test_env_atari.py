@@ -1,6 +1,7 @@
 """Atari through the C++ emulators: protocols, lives, scores, seeds, and the Python game that can be drawn."""
 
 import hashlib
+import os
 import sys
 
 import numpy as np
@@ -146,6 +147,19 @@ def test_reset_in_the_middle_of_a_step_starts_anew():
     assert digest(*roll(env, 20, [1, 2])) == expected
     env.send(np.array([0, 0]))
     env.close()
+
+
+def test_close_ends_the_threads_of_the_emulators():
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    env = make(EnvConfig(id="PongNoFrameskip-v4"), 2)
+    env.reset([1, 2])
+    assert threads() == before + 2
+    env.close()
+    env.close()
+    assert threads() == before
 
 
 @pytest.mark.slow

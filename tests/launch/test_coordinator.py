@@ -19,8 +19,8 @@ from qfleet.runs.checkpoint_parts import pack_state
 from qfleet.sync.ps_shard import Push, Shard
 from qfleet.training.checkpointer import Snapshot
 from qfleet.training.learner_core import Hooks
+from qfleet.training.learner_part import saved_steps
 from qfleet.training.remote_actors import RemoteActors, RemoteActorsSetup
-from qfleet.training.replica import saved_steps
 from qfleet.transport.fleet_pb2 import ExchangeRequest, Figure, Part
 from qfleet.transport.inbox import Inbox
 from qfleet.transport.published_state import PublishedState

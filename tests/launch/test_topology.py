@@ -6,7 +6,7 @@ import pytest
 
 from qfleet import api
 from qfleet.core.errors import UserError
-from qfleet.launch.topology import Role, count, topology
+from qfleet.launch.topology import ActorAssignment, Role, actor_assignment, count, topology
 from qfleet.runconfig.resolution import resolve
 
 TINY = ["agent.hidden=[8]", "env.lanes=2", "replay.min_steps=64", "learner.batch_size=8", "device=cpu"]
@@ -101,6 +101,17 @@ def test_actor_i_feeds_learner_i_mod_k(sync):
     feeds = [node.calls for node in nodes if node.role is Role.ACTOR]
     assert feeds == [("learner/0",), ("learner/1",), ("learner/0",), ("learner/1",), ("learner/0",)]
     assert count(nodes, Role.LEARNER) == 2 and count(nodes, Role.EVALUATOR) == 1
+
+
+def test_actors_are_divided_among_learners_and_the_first_learner_has_the_main_service_without_a_coordinator():
+    ranks = actor_assignment(config("sync=allreduce", "learners=2", "actors=5"))
+    assert ranks == ActorAssignment(5, 2, has_coordinator=False) and ranks.actors_per_learner == 3
+    assert [ranks.learner_of(actor) for actor in range(5)] == [0, 1, 0, 1, 0]
+    assert [ranks.own_service(learner) for learner in range(2)] == [None, 1]
+    workers = actor_assignment(config("sync=server", "learners=2", "actors=5"))
+    assert [workers.own_service(learner) for learner in range(2)] == [0, 1]
+    alone = actor_assignment(config())
+    assert (alone.actors_per_learner, alone.own_service(0)) == (0, None)
 
 
 def test_every_called_node_exists_and_names_are_unique():

@@ -8,6 +8,8 @@ import pytest
 
 from qfleet.config import inactive_keys
 from qfleet.core.errors import UserError
+from qfleet.runconfig.build import cores_per_learner
+from qfleet.runconfig.launcher_traits import LauncherTraits
 from qfleet.runconfig.resolution import resolve
 from qfleet.runconfig.resumable import changed_on_resume
 from qfleet.runconfig.run_config import RunConfig
@@ -166,3 +168,11 @@ def test_all_old_keys_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     for new in ("launcher", "sync", "eval.process", "parameter_server", "fleet.learner_restarts"):
         assert new in told
     assert str(tmp_path / "old.yaml") in told
+
+
+def test_a_launcher_of_a_cluster_reserves_cores_and_one_of_this_host_none() -> None:
+    assert config().launcher_traits == LauncherTraits()
+    ray = ["launcher=ray", "ray.learner_cpus=3.5", "ray.learner_any_node=true"]
+    assert config(*ray).launcher_traits == LauncherTraits("ray", 3, learner_elsewhere=True)
+    assert config("launcher=ray", "actors=auto").launcher_traits == LauncherTraits("ray", 1, elastic=True)
+    assert cores_per_learner(config(*ray)) == 3

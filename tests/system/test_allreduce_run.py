@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,11 @@ from fleet_runs import assert_goes_forward
 from real_runs import ENVIRONMENT, TINY, command, newest, qfleet, records, train, weights_hash
 
 from qfleet import api
+from qfleet.config import to_yaml
 from qfleet.core.errors import UserError
+from qfleet.launch.allreduce_run import RankContext, train_rank
+from qfleet.launch.run_request import RunRequest
+from qfleet.runconfig.resolution import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 LEARNERS = [*TINY, "sync=allreduce", "allreduce.timeout_s=30", "fleet.heartbeat_timeout_s=20",
@@ -68,6 +73,17 @@ def test_one_rank_is_solo(tmp_path, monkeypatch, overrides):
     curves = [[(r["step"], r["updates"], r["eval/mean_reward"]) for r in records(run) if "eval/mean_reward" in r]
               for run in (solo, one)]
     assert curves[0] == curves[1] and len(curves[0]) >= 5
+
+
+def test_a_rank_that_resumes_does_not_need_the_run_of_init_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train("cartpole", "run.name=source", "total_steps=200")
+    run = train("cartpole", "run.name=x", "sync=allreduce", "init_from=source", "total_steps=400").directory
+    shutil.rmtree("runs/source")
+    config = resolve(str(run / "config.yaml"), ["total_steps=600"]).config
+    (run / "config.yaml").write_text(to_yaml(config))
+    request = RunRequest(str(run), newest(run).spec.to_json(), {})
+    assert train_rank(request, RankContext(None)).steps >= 600
 
 
 def test_a_rank_that_never_began_leaves_its_name_free(tmp_path, monkeypatch):

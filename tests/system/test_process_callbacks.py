@@ -11,7 +11,7 @@ from fleet_runs import PATHS, SMALL
 from real_runs import newest, qfleet, records
 
 from qfleet import CallbackError, UserError, api
-from qfleet.launch.arguments import assign_callbacks
+from qfleet.interface.arguments import assign_callbacks
 from qfleet.runconfig.resolution import resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]

@@ -302,7 +302,8 @@ def test_init_partial_takes_what_fits_and_says_what_does_not(caplog):
     trained = api.load("a").policy.flat.state()
     short = ["total_steps=90", "replay.min_steps=80", "init_from=a", "init_partial=true", "seed=3"]
     # Too few steps for an update of note: what was taken over is nearly as it was, and what was begun anew is not.
-    for source, more, name in (("cartpole", ["agent.hidden=[16, 8]"], "b"), ("toy/Chain-v0", [], "c")):
+    for source, more, name in (("cartpole", ["agent.hidden=[16, 8]"], "b"), ("toy/Chain-v0", ["sync=allreduce"], "c"),
+                               ("toy/Chain-v0", [], "d")):
         caplog.clear()
         result = train(source, *short, *more, f"run.name={name}")
         weights = newest(result.directory).policy()

@@ -11,7 +11,7 @@ from qfleet.replay.config import ReplayConfig
 from qfleet.training.checkpointer import CheckpointConfig
 from qfleet.training.evaluation import EvalConfig
 from qfleet.training.loop import IDLE_SLEEP_S, StopRule, TrainingPlan, drive, idle
-from qfleet.training.replica import ConsensusStop
+from qfleet.training.rank_run import ConsensusStop
 
 
 class RecordingWorker:

@@ -5,13 +5,13 @@ from contextlib import closing
 
 import pytest
 from test_learner_run import TINY
-from test_replica import RankGroups
+from test_rank_run import RankGroups
 from thread_peers import Roundtable, ThreadRank
 
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
 from qfleet.runs.checkpoint_parts import StagingArea, pack_state, unpack_state
-from qfleet.training.replica import segments_by_rank
+from qfleet.training.learner_part import segments_by_learner
 from qfleet.training.sharded_checkpoint import ShardedCheckpointWriter
 
 pytestmark = pytest.mark.slow
@@ -35,8 +35,8 @@ def run(groups, tmp_path, size, *overrides, prepare=lambda writer: None, checkpo
         meta = CheckpointMeta("seed: 1\n", built[0].setup.spec)
         store.save(*snapshot.progress, snapshot.policy, snapshot.state, snapshot.segments, meta)
 
-    def saver(rank_sync, save):
-        writer = ShardedCheckpointWriter(rank_sync, tmp_path / "parts", checkpoint)
+    def saver(consensus, save):
+        writer = ShardedCheckpointWriter(consensus, tmp_path / "parts", checkpoint)
         prepare(writer)
         return writer.saver(write)
 
@@ -59,7 +59,7 @@ def test_every_rank_adds_its_part_and_unchanged_files_are_linked(groups, tmp_pat
     folders = store.series()
     assert len(folders) == 4 and not (tmp_path / "parts").exists()
     last = store.newest()
-    assert set(segments_by_rank(last.segments())) == {0, 1} and len(last.state()["ranks"]) == 1
+    assert set(segments_by_learner(last.segments())) == {0, 1} and len(last.state()["ranks"]) == 1
     shared = [file.name for file in folders[-1].glob("*.seg") if (folders[-2] / file.name).exists()]
     assert {name.startswith("rank0001") for name in shared} == {True, False}, "from both ranks"
     assert all((folders[-1] / name).stat().st_ino == (folders[-2] / name).stat().st_ino for name in shared)

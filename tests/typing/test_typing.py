@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import qfleet
-from qfleet.launch.arguments import Settings
+from qfleet.interface.arguments import Settings
 from qfleet.runconfig.run_config import RunConfig
 
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ from qfleet.config import load_attribute
 from qfleet.config.layers import leaves
 from qfleet.config.objects import import_name, is_local, readable, require_names, texts_of
 from qfleet.core.errors import UserError
-from qfleet.launch.env_arguments import CONSTRUCTED, env_settings, plain
+from qfleet.interface.env_arguments import CONSTRUCTED, env_settings, plain
 from qfleet.report.progress import ProgressView
 from qfleet.report.status import RunGoal
 from qfleet.runconfig import resolution, resumable

@@ -19,8 +19,8 @@ from qfleet.core.errors import UserError
 from qfleet.deploy.export import ExportedPolicy, GraphFormat, chosen_graph_format, require_absent, write_policy
 from qfleet.deploy.policy_graph import PolicyGraph
 from qfleet.envs.spaces import OutOfSpace, SpaceAdapter, SpaceMismatch
+from qfleet.interface.scoring import require_probability
 from qfleet.launch import attempt
-from qfleet.launch.scoring import require_probability
 from qfleet.runconfig.build import make_agent
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint

@@ -20,7 +20,6 @@ import torch
 
 from qfleet.core.clock import Progress, RunClock, Schedule
 from qfleet.core.errors import ProcessFault
-from qfleet.replay.redistribute import redistribute
 from qfleet.replay.store import ReplayStore
 from qfleet.sync.allreduce import AllReduce, AllReduceConfig, RankLink, RankRows
 from qfleet.sync.gradient_sync import GradientSync, OptimizerConfig
@@ -29,20 +28,16 @@ from qfleet.training.callbacks import RunControl
 from qfleet.training.checkpointer import CheckpointWriter, Snapshot
 from qfleet.training.evaluation import EvaluatorSlot
 from qfleet.training.learner_core import Components, Hooks, LearnerCore
+from qfleet.training.learner_part import restore_learner
 from qfleet.training.learner_run import LearnerRun, RunSetup
 from qfleet.training.loop import StopRule, TrainingPlan
 from qfleet.training.meter import Meter
 from qfleet.training.remote_actors import merge_actor_metrics
-from qfleet.transport.registry import merge_registries
 
 log = logging.getLogger(__name__)
 
 SYNC_PERIOD_S = 1.0
 """Period of state exchange between ranks during a long task (checkpoint, evaluation) of one of them."""
-
-PER_RANK_KEYS = ("actors", "replay", "clock", "torch_rng", "begin", "actor_registry")
-"""State that each rank, or each worker of a parameter server, saves for itself, in addition to its learner's generator,
-as far as it has it. The rest is identical everywhere or belongs to rank 0."""
 
 REASONS = ("", "total_steps", "total_updates", "stop_at", "stopped", "preempted", "interrupted")
 RUNNING, DONE, FAILED = 0.0, 1.0, 2.0
@@ -83,8 +78,11 @@ class ConsensusStop(StopRule):
         return self._agreed is not None
 
 
-class RankSync:
-    """State that ranks exchange in addition to gradients: step counts and stop proposals. Owns clock and stop rule."""
+class RankConsensus:
+    """What the ranks agree on in addition to gradients: steps of the run, its end, and requested checkpoints.
+
+    Owns clock and stop rule. Votes are exchanged with the gradients, or alone while a rank does other work.
+    """
 
     def __init__(self, group: ProcessGroup, plan: TrainingPlan) -> None:
         self.group, self.clock = group, RunClock()
@@ -158,9 +156,10 @@ class RankZeroEvaluator:
     `evaluator` keeps the state for checkpoints, also if `backend` evaluates in its place.
     """
 
-    def __init__(self, evaluator: EvaluatorSlot, rank_sync: RankSync, backend: EvaluatorSlot | None = None) -> None:
-        self.evaluator, self.rank_sync = evaluator, rank_sync
-        self.backend = (backend or evaluator) if rank_sync.group.rank == 0 else None
+    def __init__(self, evaluator: EvaluatorSlot, consensus: RankConsensus,
+                 backend: EvaluatorSlot | None = None) -> None:
+        self.evaluator, self.consensus = evaluator, consensus
+        self.backend = (backend or evaluator) if consensus.group.rank == 0 else None
         self.state_dict, self.load_state_dict, self.resume = (
             evaluator.state_dict, evaluator.load_state_dict, evaluator.resume)
 
@@ -172,20 +171,20 @@ class RankZeroEvaluator:
             self.backend.request()
 
     def evaluate(self) -> None:
-        if self.rank_sync.run_together(None if self.backend is None else self.backend.evaluate):
+        if self.consensus.run_together(None if self.backend is None else self.backend.evaluate):
             raise ProcessFault("the evaluation on rank 0 failed; see the log of rank 0")
 
 
 class RequestedSaves:
     """Worker that passes on the checkpoint requests that all ranks have agreed on to the writer of its rank."""
 
-    def __init__(self, rank_sync: RankSync, checkpoints: CheckpointWriter) -> None:
-        self.rank_sync, self.checkpoints = rank_sync, checkpoints
+    def __init__(self, consensus: RankConsensus, checkpoints: CheckpointWriter) -> None:
+        self.consensus, self.checkpoints = consensus, checkpoints
         self._passed_on = 0
 
     def step(self) -> bool:
-        if self.rank_sync.save_requests > self._passed_on:
-            self._passed_on = self.rank_sync.save_requests
+        if self.consensus.save_requests > self._passed_on:
+            self._passed_on = self.consensus.save_requests
             self.checkpoints.request()
         return False
 
@@ -228,40 +227,41 @@ class MetricsGather:
         return metrics | {"counters": counters}
 
 
-BuildRankSync = Callable[[OptimizerConfig, RankLink], GradientSync]
+BuildGradientSync = Callable[[OptimizerConfig, RankLink], GradientSync]
 
 
-def build_allreduce(cfg: AllReduceConfig) -> BuildRankSync:
+def build_allreduce(cfg: AllReduceConfig) -> BuildGradientSync:
     return lambda optimizer, link: AllReduce(optimizer, link, cfg.shard_optimizer, cfg.overlap)
 
 
-class ReplicaRun(LearnerRun):
+class RankRun(LearnerRun):
     """A `LearnerRun` whose updates, step clock, stop, evaluations and checkpoints are common to all ranks.
 
     `build` creates the gradient synchronisation. `make_backend` returns the evaluator of rank 0 if it is not the one
     of the setup: usually another process, since all ranks would wait for an evaluation in this one.
     """
 
-    def __init__(self, setup: RunSetup, plan: TrainingPlan, hooks: Hooks, rank_sync: RankSync, build: BuildRankSync,
+    def __init__(self, setup: RunSetup, plan: TrainingPlan, hooks: Hooks, consensus: RankConsensus,
+                 build: BuildGradientSync,
                  make_backend: Callable[[LearnerCore], EvaluatorSlot | None] = lambda core: None) -> None:
-        self.group, self.rank_sync = rank_sync.group, rank_sync
+        self.group, self.consensus = consensus.group, consensus
 
         def make_sync(replay: ReplayStore[Any], meter: Meter) -> GradientSync:
-            return build(plan.learner, RankLink(self.group, rank_sync.local_state, rank_sync.receive_states,
+            return build(plan.learner, RankLink(self.group, consensus.local_state, consensus.receive_states,
                                                 lambda: setup.batches_ahead(plan, replay)))
 
         super().__init__(
-            setup, plan, hooks, Components(rank_sync.clock, rank_sync.stop, make_sync),
-            lambda evaluator, core: RankZeroEvaluator(evaluator, rank_sync, make_backend(core)))
+            setup, plan, hooks, Components(consensus.clock, consensus.stop, make_sync),
+            lambda evaluator, core: RankZeroEvaluator(evaluator, consensus, make_backend(core)))
         self.metrics_gather = MetricsGather(self.group, self.core.meter, plan.log_schedule, self.acting.metrics)
         self.core.meter.add_gauge(self.metrics_gather.metrics)
-        self.workers = [self.metrics_gather, RequestedSaves(rank_sync, self.checkpoints)]
+        self.workers = [self.metrics_gather, RequestedSaves(consensus, self.checkpoints)]
         self.core.meter.add_gauge(self._comm_metrics)
         self._last_sent = (0.0, 0)  # bytes sent and updates at the last record
         self._restored = False
 
     def control(self) -> RunControl:
-        return RunControl(self.core, self.evaluator.request, self.rank_sync.request_save)
+        return RunControl(self.core, self.evaluator.request, self.consensus.request_save)
 
     def run(self) -> str:
         """Train to the end with equal initial weights on all ranks; returns the stop reason."""
@@ -275,7 +275,7 @@ class ReplicaRun(LearnerRun):
 
     def restore(self, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]]) -> None:
         """Resume from a checkpoint of any number of ranks: from this rank's part, or from a share of all parts."""
-        restore_rank(self.core, super().restore, state, segments, self.group.rank, self.group.size)
+        restore_learner(self.core, super().restore, state, segments, self.group.rank, self.group.size)
         self._resume_clocks()
 
     def _resume_clocks(self) -> None:
@@ -299,65 +299,3 @@ class ReplicaRun(LearnerRun):
         if now[1] == before[1] or self.group.size == 1:
             return {}
         return {"comm/bytes_per_update": (now[0] - before[0]) / (now[1] - before[1])}
-
-
-def per_rank_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Per-rank states in a checkpoint, by rank (or by worker of a parameter server)."""
-    return [dict(state), *state.get("ranks", [])]
-
-
-def saved_steps(state: Mapping[str, Any]) -> int:
-    """Environment steps of the run. After the loss of a worker these exceed the sum over the saved parts."""
-    return int(state.get("steps", sum(part["clock"]["steps"] for part in per_rank_states(state))))
-
-
-Restore = Callable[[Mapping[str, Any], Iterable[tuple[str, Path]]], None]
-
-
-def restore_rank(
-    core: LearnerCore, restore: Restore, state: Mapping[str, Any], segments: Iterable[tuple[str, Path]], rank: int,
-    size: int, total_steps: int | None = None) -> None:
-    """Restore one of `size` ranks from a checkpoint of any number of ranks, by the `restore` of its run.
-
-    With the same number it restores its own part, otherwise a share of the replay of all parts. `total_steps`: steps
-    of the run, if it has continued since the checkpoint; what others have added meanwhile is not shared.
-    """
-    parts, rank_segments, replay = per_rank_states(state), segments_by_rank(segments), core.replay
-    total = saved_steps(state) if total_steps is None else total_steps
-    if len(parts) == size:
-        own = {**state, **parts[rank]}
-        own["learner"] = {**state["learner"], **parts[rank].get("learner", {})}
-        core.clock.set_remote_steps(total - own["clock"]["steps"])
-        restore(own, rank_segments.get(rank, []))
-        return
-    saved = saved_steps(state)
-    steps = saved // size + (rank < saved % size)
-    core.clock.set_remote_steps(total - steps)
-    min_steps = replay.rate_limiter.min_steps
-    members = merge_registries(part["actor_registry"] for part in parts if "actor_registry" in part)
-    restore({**state, "replay": None, "actors": [], "clock": {"steps": steps}, "actor_registry": members}, [])
-    shards = [(part["replay"], rank_segments.get(index, []))
-              for index, part in enumerate(parts) if part["replay"] is not None]
-    if shards:
-        replay.rate_limiter.end_warmup_at(min_steps)  # the replay is not empty: no second warm-up
-        redistribute(replay, shards, rank, size, steps)
-
-
-RANK_PREFIX = "rank"
-
-
-def rank_segment_name(rank: int, name: str) -> str:
-    """Name of a rank's replay segment in the common checkpoint; segments of rank 0 keep their names."""
-    return name if rank == 0 else f"{RANK_PREFIX}{rank:04d}-{name}"
-
-
-def segments_by_rank(segments: Iterable[tuple[str, Path]]) -> dict[int, list[tuple[str, Path]]]:
-    """Group the segments of a checkpoint by rank; inverse of `rank_segment_name`."""
-    found: dict[int, list[tuple[str, Path]]] = {}
-    for name, path in segments:
-        rank, base = 0, name
-        if name.startswith(RANK_PREFIX):
-            number, _, base = name.removeprefix(RANK_PREFIX).partition("-")
-            rank = int(number)
-        found.setdefault(rank, []).append((base, path))
-    return found

@@ -2,7 +2,7 @@
 
 import torch
 
-from qfleet.launch.local_attempt import TorchState
+from qfleet.interface.local_attempt import TorchState
 
 
 def test_the_generator_of_a_run_continues_where_it_stopped():

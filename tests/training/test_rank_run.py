@@ -15,14 +15,8 @@ from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
 from qfleet.training.learner_core import Hooks
-from qfleet.training.replica import (
-    RankSync,
-    ReplicaRun,
-    build_allreduce,
-    rank_segment_name,
-    restore_rank,
-    segments_by_rank,
-)
+from qfleet.training.learner_part import restore_learner, segment_name, segments_by_learner
+from qfleet.training.rank_run import RankConsensus, RankRun, build_allreduce
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +39,7 @@ class RankGroups:
 
         return ranks, outputs, table.run(work)
 
-    def build(self, config, peers, saver=lambda rank_sync, save: save):
+    def build(self, config, peers, saver=lambda consensus, save: save):
         """A rank, and what it writes; `saver` wraps the function that saves its snapshots."""
         rank = peers.rank
         env = make_env(config.env, config.env.lanes)
@@ -54,9 +48,9 @@ class RankGroups:
         self.setups.append(setup)
         plan = make_plan(config)
         vars(plan)["seed"] = seed_for(plan.seed, "rank", rank) if rank else plan.seed
-        rank_sync = RankSync(peers, plan)
-        hooks = Hooks([outputs], saver(rank_sync, outputs.save), outputs.save_best, lambda sample, update: None)
-        return ReplicaRun(setup, plan, hooks, rank_sync, build_allreduce(config.allreduce)), outputs
+        consensus = RankConsensus(peers, plan)
+        hooks = Hooks([outputs], saver(consensus, outputs.save), outputs.save_best, lambda sample, update: None)
+        return RankRun(setup, plan, hooks, consensus, build_allreduce(config.allreduce)), outputs
 
     def close(self):
         for setup in self.setups:
@@ -158,7 +152,7 @@ def merged(outputs):
     own = ("actors", "replay", "clock", "torch_rng", "begin")
     parts = [{name: snapshot.state[name] for name in own} | {"learner": {"rng": snapshot.state["learner"]["rng"]}}
              for snapshot in snapshots[1:]]
-    segments = [(rank_segment_name(rank, segment.name), b"".join(segment.blocks()))
+    segments = [(segment_name(rank, segment.name), b"".join(segment.blocks()))
                 for rank, snapshot in enumerate(snapshots) for segment in snapshot.segments]
     return snapshots[0].state | ({"ranks": parts} if parts else {}), segments
 
@@ -190,9 +184,9 @@ def test_any_number_of_ranks_resumes_from_a_checkpoint_of_any_number(groups, fir
 
 
 def test_segment_names_encode_the_rank():
-    given = [(rank_segment_name(rank, "replay-1-2-ab"), rank) for rank in (0, 1, 12)]
+    given = [(segment_name(rank, "replay-1-2-ab"), rank) for rank in (0, 1, 12)]
     assert [name for name, _ in given] == ["replay-1-2-ab", "rank0001-replay-1-2-ab", "rank0012-replay-1-2-ab"]
-    assert segments_by_rank(given) == {rank: [("replay-1-2-ab", rank)] for rank in (0, 1, 12)}
+    assert segments_by_learner(given) == {rank: [("replay-1-2-ab", rank)] for rank in (0, 1, 12)}
 
 
 @pytest.mark.parametrize("first,then", [(1, 2), (2, 3), (3, 1)])
@@ -205,7 +199,7 @@ def test_learners_that_resume_in_another_number_share_the_saved_steps_and_no_lat
     for rank in range(then):
         clocks.append(RunClock())
         core = SimpleNamespace(clock=clocks[-1], replay=SimpleNamespace(rate_limiter=SimpleNamespace(min_steps=9)))
-        restore_rank(core, lambda own, segments: restored.append(own), state, [], rank, then, saved + 10 * rank)
+        restore_learner(core, lambda own, segments: restored.append(own), state, [], rank, then, saved + 10 * rank)
     assert sum(own["clock"]["steps"] for own in restored) == saved
     for rank, own in enumerate(restored):
         assert own["clock"]["steps"] + clocks[rank].remote_steps == saved + 10 * rank, "all know the steps of the run"

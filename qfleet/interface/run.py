@@ -11,13 +11,13 @@ from typing import Any, Unpack
 from qfleet.actor.policy import Policy
 from qfleet.core.errors import UserError
 from qfleet.core.seeds import seed_for
-from qfleet.launch import local_attempt
-from qfleet.launch.arguments import Settings, changed_config, resolve_arguments
+from qfleet.interface import local_attempt
+from qfleet.interface.arguments import Settings, changed_config, resolve_arguments
+from qfleet.interface.local_attempt import LocalRunParts, OpenedRun, TorchState, evaluator_failure
+from qfleet.interface.scoring import EvalResult, evaluate_policy, require_positive
+from qfleet.interface.trained_agent import TrainedAgent
+from qfleet.interface.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, record_result, recording_failure
-from qfleet.launch.local_attempt import LocalRunParts, OpenedRun, TorchState, evaluator_failure
-from qfleet.launch.scoring import EvalResult, evaluate_policy, require_positive
-from qfleet.launch.trained_agent import TrainedAgent
-from qfleet.launch.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory

@@ -12,7 +12,7 @@ import torch
 
 from qfleet.core.env import VectorEnv
 from qfleet.core.errors import UserError
-from qfleet.launch.arguments import assign_callbacks, check_sinks, progress_view, require_importable
+from qfleet.interface.arguments import assign_callbacks, check_sinks, progress_view, require_importable
 from qfleet.launch.attempt import (
     Attempt,
     TrainResult,
@@ -71,10 +71,7 @@ def create(parts: LocalRunParts, provenance: Mapping[str, str], stack: ExitStack
     directory = stack.enter_context(new_run(config))
     attempt = Attempt(config, env.spec, directory, parts.sinks, _builder(config, env, directory, stack),
                       callbacks=parts.callbacks)
-    stack.callback(attempt.close)
-    unfit = attempt.load_initial_weights(source) if source else []
-    attempt.open({"sources": dict(provenance), **({"begun_anew": unfit} if unfit else {})})
-    return OpenedRun(config, directory, attempt)
+    return OpenedRun(config, directory, stack.enter_context(attempt.opened({"sources": dict(provenance)}, source)))
 
 
 def reopen(directory: RunDirectory, parts: LocalRunParts, stack: ExitStack) -> OpenedRun:
@@ -87,13 +84,10 @@ def reopen(directory: RunDirectory, parts: LocalRunParts, stack: ExitStack) -> O
     if checkpoint is not None:
         require_same_env(checkpoint, env.spec)
     config = resolve_auto(parts.config, env.spec)
+    source = initial_weights(config, env.spec) if checkpoint is None else None
     attempt = Attempt(config, env.spec, directory, parts.sinks, _builder(config, env, directory, stack), checkpoint,
                       parts.callbacks)
-    stack.callback(attempt.close)
-    if checkpoint is None and (source := initial_weights(config, env.spec)) is not None:
-        attempt.load_initial_weights(source)
-    attempt.open({} if checkpoint is None else {"resumed_from": checkpoint.path.name})
-    return OpenedRun(config, directory, attempt)
+    return OpenedRun(config, directory, stack.enter_context(attempt.opened({}, source)))
 
 
 def _make_env(config: RunConfig, stack: ExitStack) -> VectorEnv:

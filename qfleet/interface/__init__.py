@@ -1,0 +1,1 @@
+"""Parts of the Python API: arguments, `Run`, `TrainedAgent`, evaluation on request."""
