@@ -22,8 +22,9 @@ from gymnasium.spaces import flatdim
 from qfleet.core.env import EnvSpec, Leaf, Obs, StepResult, VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
+from qfleet.envs.images import ImageFormat
 from qfleet.envs.lanes import EpisodeRules, GymLanes
-from qfleet.envs.spaces import ROOT, ImageFormat
+from qfleet.envs.spaces import ROOT
 
 MAX_FRAMES = 108_000
 """Episode limit of the literature: half an hour of play."""

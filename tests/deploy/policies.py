@@ -12,7 +12,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from qfleet.actor.policy import Policy
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
-from qfleet.envs.spaces import ImageFormat, SpaceAdapter
+from qfleet.envs.images import ImageFormat
+from qfleet.envs.spaces import SpaceAdapter
 from qfleet.envs.stored_spaces import spaces_to_json
 from qfleet.launch.trained_agent import TrainedAgent
 from qfleet.runconfig.build import make_agent
