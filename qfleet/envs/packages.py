@@ -62,7 +62,7 @@ def quiet(id: str, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 def missing_package(name: str, error: Exception) -> str:
     """Message about an environment whose package is not installed; it names the extra, if one installs it."""
-    missing = getattr(error, "name", None) or str(error)
+    missing = getattr(error, "name", None) or str(error).partition("not installed")[0]
     for module, (package, extra) in EXTRAS.items():
         if module in missing.casefold():
             return f"{name} needs {package}, which is not installed: pip install 'qfleet[{extra}]'"

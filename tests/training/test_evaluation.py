@@ -6,7 +6,7 @@ from fakes import TapeEnv, linear_agent
 
 from qfleet.actor.policy import Policy
 from qfleet.core.clock import Progress, Schedule
-from qfleet.core.errors import EnvFault, UserError
+from qfleet.core.errors import EnvFault
 from qfleet.learner.weight_store import Mailbox
 from qfleet.training.evaluation import EpisodeCounter, EvalConfig, Evaluator, EvaluatorHooks, evaluate
 
