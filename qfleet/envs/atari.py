@@ -65,7 +65,8 @@ def claims(id: str) -> bool:
 def inactive(cfg: EnvConfig) -> dict[str, str]:
     reasons = {"kwargs": f"{cfg.id} is built from the other env keys",
                "max_action_combinations": "Atari actions are not combinations",
-               "unlimited_episode_steps": "Atari games have a limit"}
+               "unlimited_episode_steps": "Atari games have a limit",
+               "image_symbols": "Atari images are no symbols"}
     if not cfg.wrappers:
         reasons["on_nan"] = "an emulator returns no NaN"
         reasons["info_metrics"] = "without env.wrappers, since the games return no info"
