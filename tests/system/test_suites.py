@@ -1,4 +1,4 @@
-"""Environments of other packages are trained in by their id alone: in fleets, isolated, evaluated, recorded, resumed."""
+"""Environments of other packages need only their id: in fleets, isolated, evaluated, recorded and resumed."""
 
 from __future__ import annotations
 
