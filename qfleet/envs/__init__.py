@@ -54,10 +54,9 @@ class EnvConfig(Config):
     colour: Literal["grey", "rgb"] = Field(
         "grey", description="colour of Atari images and of resized images: grey or rgb")
     image_symbols: Literal["auto"] | dict[str, Annotated[int, Field(ge=2, le=256)]] | None = Field(
-        "auto", description="images of symbols, as {name of the observation: number of values}, which the network "
-                            "gets as one plane per value; other images are divided by the largest value of their "
-                            "space. auto = images of at most 32 x 32 pixels with at most 32 values, according to the "
-                            "space, or where it says 0 to 255, to 300 random steps; null = none")
+        "auto", description="images of symbols, as {observation name: number of values}: the network gets one plane "
+                            "per value instead of values divided by the largest. auto = images of at most 32 x 32 "
+                            "pixels and 32 values, found from the space or in a short random trial; null = none")
     wrappers: list[str | dict[str, dict[str, Any]]] = Field(
         default_factory=list, description="Gymnasium wrappers as module:attribute, the innermost first; with keyword "
                                           "arguments as {module:attribute: {name: value}}")

@@ -105,8 +105,12 @@ def with_image_symbols(env: EnvConfig, spec: EnvSpec) -> EnvConfig:
     """The env section with the images of symbols that were found, so that all processes and later runs agree."""
     if env.image_symbols != "auto":
         return env
-    found = {name: leaf.symbols for name, leaf in spec.observation.items() if leaf.symbols}
-    return env.model_copy(update={"image_symbols": found or None})
+    return env.model_copy(update={"image_symbols": symbols_of(spec) or None})
+
+
+def symbols_of(spec: EnvSpec) -> dict[str, int]:
+    """Number of symbols of each image of symbols."""
+    return {name: leaf.symbols for name, leaf in spec.observation.items() if leaf.symbols}
 
 
 def _with_schedule(config: RunConfig) -> RunConfig:

@@ -100,10 +100,15 @@ TOPOLOGY_0_1 = ("actors", "allreduce", "fleet", "ray")
 """Keys whose meaning in version 0.1 depended on `placement` and `gradients`."""
 
 
+WITHOUT_SYMBOLS = {"image_symbols": None}
+"""Setting of checkpoints from before images of symbols were known."""
+
+
 def playable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a checkpoint of this or an older version, without keys that only training needs."""
     dropped = [*NOT_PLAYED, *(TOPOLOGY_0_1 if "placement" in settings else ())]
-    return reduce(without, dropped, dict(settings))
+    kept = reduce(without, dropped, dict(settings))
+    return kept | {"env": {**WITHOUT_SYMBOLS, **kept["env"]}} if isinstance(kept.get("env"), Mapping) else kept
 
 
 @dataclass(frozen=True)

@@ -435,6 +435,18 @@ def test_an_exact_run_keeps_its_checkpoint_clock_on_resume() -> None:
         resumable.changed_on_resume(old, resolve("cartpole", [*exact, "checkpoint.period_steps=2e4"]).config)
 
 
+def test_explain_says_which_symbols_auto_finds() -> None:
+    rows = [{row.key: row for row in describe.explain(resolve(env_id))}["env.image_symbols"]
+            for env_id in ("MiniGrid-Empty-5x5-v0", "MinAtar/Breakout-v1", "CartPole-v1")]
+    assert rows[0].description.endswith("(here: {image: 16})") and rows[1].description.endswith("(here: null)")
+    assert rows[0].value == "auto" and rows[2].description.endswith("null = none")
+
+
+def test_a_checkpoint_without_the_key_reads_images_as_it_was_trained_to() -> None:
+    assert resolution.playable({"env": {"id": "x:Y"}})["env"] == {"id": "x:Y", "image_symbols": None}
+    assert resolution.playable({"env": {"id": "x:Y", "image_symbols": {"a": 3}}})["env"]["image_symbols"] == {"a": 3}
+
+
 def test_the_table_of_keys_in_the_documentation_is_current() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert describe.key_table() in text, "paste the output of the command that docs/configuration.md names"
