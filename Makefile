@@ -14,8 +14,9 @@ help:  ## what can be made
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip uninstall --yes -qq pygame  # of an older environment: pygame-ce has the same files
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,ray,video,plot,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[atari,mujoco,box2d,minigrid,minatar,ray,video,plot,dev]'
 	touch $@
 
 $(COMPLETE): $(READY)  # what only tests and the site need

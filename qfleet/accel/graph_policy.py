@@ -43,6 +43,7 @@ class GraphKey:
     sigma: bool
     theta: float
     count: int
+    choice: bool
 
 
 class GraphPolicy:
@@ -62,8 +63,8 @@ class GraphPolicy:
             self._host[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, pin_memory=gpu)
             self._newest[name] = torch.zeros((lanes, *leaf.frame_shape), dtype=dtype, device=device)
             self._obs[name] = torch.zeros((lanes, *leaf.shape), dtype=dtype, device=device)
-        self._inputs_host = torch.zeros((5, lanes), pin_memory=gpu)  # ε, 1 for continuing lanes, rewards, index, σ
-        self._inputs = torch.zeros((5, lanes), device=device)
+        self._inputs_host = torch.zeros((6, lanes), pin_memory=gpu)  # ε, 1 if continuing, reward, index, σ, choice
+        self._inputs = torch.zeros((6, lanes), device=device)
         self._continuing, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
         self._recurrent = policy.agent.recurrent_state
         self._memory: Memory = None if self._recurrent is None else self._recurrent.initial(lanes, device)
@@ -125,13 +126,15 @@ class GraphPolicy:
         self._inputs_host[0].copy_(params.epsilon)
         self._inputs_host[1].copy_(torch.from_numpy(self._continuing))
         self._inputs_host[2].copy_(torch.from_numpy(self._reward))
-        for row, value in ((3, params.index), (4, params.sigma)):
+        for row, value in ((3, params.index), (4, params.sigma), (5, params.choice)):
             if value is not None:
                 self._inputs_host[row].copy_(value)
         self._inputs.copy_(self._inputs_host, non_blocking=True)
         self._continuing[:] = True
         has_index, has_sigma = params.index is not None, params.sigma is not None
-        decision = self._choose(GraphKey(params.network_noise, has_index, has_sigma, params.theta, params.count))
+        has_choice = params.choice is not None
+        decision = self._choose(
+            GraphKey(params.network_noise, has_index, has_sigma, params.theta, params.count, has_choice))
         found = {"action": decision.action} | {name: decision.extras[name] for name in self.columns}
         if self._done is not None:
             found = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
@@ -152,7 +155,8 @@ class GraphPolicy:
     def _params(self, key: GraphKey) -> ExplorationParams:
         """Exploration parameters with these properties, from the current inputs."""
         return ExplorationParams(self._inputs[0], key.noise, self._inputs[3].long() if key.index else None,
-                                 self._inputs[4] if key.sigma else None, key.theta, key.count)
+                                 self._inputs[4] if key.sigma else None, key.theta, key.count,
+                                 self._inputs[5] if key.choice else None)
 
     def _step(self, params: ExplorationParams) -> Decision:
         """Stack the newest frames on those of the same episode, act, and update the recurrent state."""

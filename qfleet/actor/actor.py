@@ -191,6 +191,11 @@ class Actor:
         self.timer.lap(STORE)
         self._obs, self._last, self._pending = out.obs, out.last, None
 
+    def running_episodes(self) -> list[Episode]:
+        """The episodes that have begun and not ended, with their returns so far."""
+        return [Episode(float(self._return[lane]), int(self._length[lane]), lane)
+                for lane in range(self.env.lanes) if self._length[lane] and not self._last[lane]]
+
     def truncate_episodes(self, seeds: Sequence[int]) -> None:
         """Truncate all episodes, send all rows, and start new episodes from the given seeds."""
         self.receive_step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ class ExplorationParams:
     `sigma` [N] is the scale of the noise added to continuous actions, None = no noise. The noise is
     autocorrelated: each step keeps the fraction 1 − `theta` of the previous noise, so `theta` = 1
     is white noise.
+
+    `choice` [N] selects the random discrete actions: action ⌊choice · A⌋ of A; None draws them
+    uniformly.
     """
 
     epsilon: torch.Tensor
@@ -38,11 +41,12 @@ class ExplorationParams:
     sigma: torch.Tensor | None = None
     theta: float = 1.0
     count: int = 0
+    choice: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> ExplorationParams:
-        index = None if self.index is None else self.index.to(device)
-        sigma = None if self.sigma is None else self.sigma.to(device)
-        return ExplorationParams(self.epsilon.to(device), self.network_noise, index, sigma, self.theta, self.count)
+        index, sigma, choice = (
+            None if x is None else x.to(device) for x in (self.index, self.sigma, self.choice))
+        return replace(self, epsilon=self.epsilon.to(device), index=index, sigma=sigma, choice=choice)
 
 
 @dataclass(frozen=True)
@@ -158,4 +162,6 @@ def epsilon_greedy(q_NA: torch.Tensor, params: ExplorationParams, rng: torch.Gen
     lanes, actions = q_NA.shape
     chance = torch.rand(lanes, generator=rng, device=q_NA.device)
     random = torch.randint(actions, (lanes,), generator=rng, device=q_NA.device)
+    if params.choice is not None:  # below 1, but float32 rounds up
+        random = (params.choice * actions).long().clamp(max=actions - 1)
     return torch.where(chance < params.epsilon, random, q_NA.argmax(1))

@@ -22,8 +22,9 @@ class Leaf:
 
     An image leaf is channel-first, `(stack * C, H, W)`: `stack` consecutive frames of `C` channels
     on the first axis, newest last, zeros before the episode's first frame. Replay stores each frame
-    once. A category leaf holds integers; `sizes` is the number of values of each entry (one-hot in
-    the network).
+    once. The network reads its values divided by `divisor`, or with `symbols` one-hot, as one plane
+    per value; higher ones count as the last. A category leaf holds integers; `sizes` is the number
+    of values of each entry (one-hot in the network).
     """
 
     shape: tuple[int, ...]
@@ -31,6 +32,13 @@ class Leaf:
     kind: Literal["image", "vector", "category"]
     sizes: tuple[int, ...] = ()
     stack: int = 1
+    largest: float | None = None
+    symbols: int = 0
+
+    @property
+    def divisor(self) -> float:
+        """Number by which the values of an image are divided: `largest`, or without it 255 for bytes, else 1."""
+        return self.largest or (255.0 if self.dtype == "uint8" else 1.0)
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
@@ -92,6 +100,7 @@ class EnvSpec:
         """Observation space as text: `obs 4×84×84 uint8`."""
         return ", ".join(f"{name} {'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
                          + (f" below {'×'.join(map(str, leaf.sizes))}" if leaf.sizes else "")
+                         + (f" of {leaf.symbols} symbols" if leaf.symbols else "")
                          for name, leaf in self.observation.items())
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from gymnasium import spaces
 
 from qfleet.core.env import OBS_PREFIX, EnvSpec, Leaf
 from qfleet.deploy.value_info import ValueInfo
-from qfleet.envs.spaces import ROOT, LeafReader, SpaceAdapter, channels_first
+from qfleet.envs.images import image_layout
+from qfleet.envs.leaf_reader import LeafReader
+from qfleet.envs.spaces import ROOT, SpaceAdapter
 
 DTYPES = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}
 """Types that inputs and outputs can have; others are replaced by those that the network reads."""
@@ -44,13 +46,22 @@ class ObservationInput:
         if self._space is None:
             return x
         if self.leaf.kind == "image":
-            if len(self.info.shape) == 2:
-                return x.unsqueeze(1)
-            return x if channels_first(self.info.shape) else x.permute(0, 3, 1, 2)
+            return self._image(x)
         if self.leaf.kind == "category":
             start = torch.from_numpy(np.reshape(getattr(self._space, "start", 0), (-1,)).astype(np.int64))
             return (x.to(torch.int64).reshape(-1, *self.leaf.shape) - start).to(torch.int32)
         return x.to(torch.float32).reshape(-1, *self.leaf.shape)
+
+    def _image(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._space is not None
+        layout = image_layout(self._space)
+        assert layout is not None
+        if layout.low:
+            x = x.to(torch.int64) - layout.low
+        x = x.to(getattr(torch, self.leaf.dtype))
+        if len(self.info.shape) == 2:
+            return x.unsqueeze(1)
+        return x if layout.first else x.permute(0, 3, 1, 2)
 
     def encode(self, x: np.ndarray) -> torch.Tensor:
         """`convert` as the environment's lanes do it, one observation after another."""

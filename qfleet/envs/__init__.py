@@ -53,6 +53,10 @@ class EnvConfig(Config):
     frame_skip: PositiveCount = Field(4, description="emulator frames per environment step (Atari only)")
     colour: Literal["grey", "rgb"] = Field(
         "grey", description="colour of Atari images and of resized images: grey or rgb")
+    image_symbols: Literal["auto"] | dict[str, Annotated[int, Field(ge=2, le=256)]] | None = Field(
+        "auto", description="images of symbols, as {observation name: number of values}: the network gets one plane "
+                            "per value instead of values divided by the largest. auto = images of at most 32 x 32 "
+                            "pixels and 32 values, found from the space or in a short random trial; null = none")
     wrappers: list[str | dict[str, dict[str, Any]]] = Field(
         default_factory=list, description="Gymnasium wrappers as module:attribute, the innermost first; with keyword "
                                           "arguments as {module:attribute: {name: value}}")
@@ -62,8 +66,8 @@ class EnvConfig(Config):
         None, description="truncate episodes after this many steps; null = the registered time limit, 108,000 frames "
                           "for Atari")
     unlimited_episode_steps: PositiveCount | None = Field(
-        None, description="truncate episodes after this many steps if the environment has no time limit; null = never "
-                          "in training, 10,000 in evaluation")
+        10_000, description="truncate episodes after this many steps if the environment has no time limit; null = "
+                            "never in training, 10,000 in evaluation")
     noop_max: Count | None = Field(
         None, description="start Atari episodes with a random number of no-op frames below this; null = 30 (classic) "
                           "or 0 (sticky)")
@@ -140,12 +144,12 @@ def make_space_adapter(cfg: EnvConfig, stored: Mapping[str, Any] | None = None) 
     the stored spaces are malformed.
     """
     from qfleet.envs import gym, toy
-    from qfleet.envs.spaces import ImageFormat, SpaceAdapter
+    from qfleet.envs.spaces import SpaceAdapter
     from qfleet.envs.stored_spaces import spaces_from_json
 
     if suite(cfg.id) not in (gym, toy):
         return None
-    image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
+    image_format = gym.image_format(cfg)
     if stored is not None:
         return SpaceAdapter(*spaces_from_json(stored), image_format, cfg.max_action_combinations)
     toy.register()

@@ -22,8 +22,9 @@ from gymnasium.spaces import flatdim
 from qfleet.core.env import EnvSpec, Leaf, Obs, StepResult, VectorEnv
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
+from qfleet.envs.images import ImageFormat
 from qfleet.envs.lanes import EpisodeRules, GymLanes
-from qfleet.envs.spaces import ROOT, ImageFormat
+from qfleet.envs.spaces import ROOT
 
 MAX_FRAMES = 108_000
 """Episode limit of the literature: half an hour of play."""
@@ -64,7 +65,8 @@ def claims(id: str) -> bool:
 def inactive(cfg: EnvConfig) -> dict[str, str]:
     reasons = {"kwargs": f"{cfg.id} is built from the other env keys",
                "max_action_combinations": "Atari actions are not combinations",
-               "unlimited_episode_steps": "Atari games have a limit"}
+               "unlimited_episode_steps": "Atari games have a limit",
+               "image_symbols": "Atari images are no symbols"}
     if not cfg.wrappers:
         reasons["on_nan"] = "an emulator returns no NaN"
         reasons["info_metrics"] = "without env.wrappers, since the games return no info"

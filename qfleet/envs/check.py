@@ -18,6 +18,7 @@ from qfleet.core.errors import EnvFault, UserError
 from qfleet.envs import EnvConfig, atari, gym, make, suite, toy
 from qfleet.envs.gym import env_factory
 from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
+from qfleet.envs.lanes import GymLanes
 
 STEPS = 500
 """Random steps to try: enough to reach the end of an episode in most environments, usually within a second."""
@@ -62,8 +63,7 @@ def _describe_protocol(cfg: EnvConfig) -> list[Finding]:
 def _check_api(cfg: EnvConfig) -> list[Finding]:
     """Check the environment itself against the Gymnasium API."""
     toy.register()
-    build, limit = env_factory(cfg)
-    env = build()
+    env = env_factory(cfg)[0]()
     if isinstance(env, gymnasium.vector.VectorEnv):
         with closing(env):
             return [Finding("info", f"vector environment, num_envs={env.num_envs}"),
@@ -71,9 +71,6 @@ def _check_api(cfg: EnvConfig) -> list[Finding]:
                     Finding("info", f"action space {env.single_action_space}")]
     findings = [Finding("info", f"observation space {env.observation_space}"),
                 Finding("info", f"action space {env.action_space}")]
-    if limit is None:
-        findings.append(Finding("warning", "no time limit: an episode that never ends is never evaluated; "
-                                           "set env.max_episode_steps"))
     try:
         findings += _check_return_types(env)
     except Exception as error:
@@ -126,6 +123,8 @@ def _check_lanes(cfg: EnvConfig) -> list[Finding]:
         first = _roll(env, STEPS)
         findings.append(Finding("info", f"{STEPS / (time.perf_counter() - start):.0f} steps/s in one lane"))
         findings += _check_rewards(first)
+        if isinstance(env, GymLanes) and not env.has_time_limit:
+            findings += _check_end(cfg, first)
         if env.faults():
             findings.append(Finding("warning", f"it failed and was rebuilt {env.faults()} times in {STEPS} steps"))
         if not _equal(first, _roll(env, STEPS)):
@@ -166,6 +165,16 @@ def _check_rewards(trace: Trace) -> list[Finding]:
     return findings
 
 
+def _check_end(cfg: EnvConfig, trace: Trace) -> list[Finding]:
+    """Warn if no episode of an environment without a time limit ended."""
+    if any(last for *_, last in trace):
+        return []
+    steps = cfg.unlimited_episode_steps
+    cut = f"are truncated after {steps:,} steps" if steps else "that never end are never scored in training"
+    return [Finding("warning", f"no time limit, and no episode ended in {STEPS} random steps: episodes {cut}; "
+                               "to change the limit set env.max_episode_steps")]
+
+
 def _equal(one: Trace, other: Trace) -> bool:
     return all(a[1:] == b[1:] and all(np.array_equal(a[0][name], b[0][name]) for name in a[0])
                for a, b in zip(one, other, strict=True))
@@ -175,4 +184,9 @@ def _describe(name: str, leaf: Leaf) -> str:
     text = f"the agent sees '{name}': {leaf.kind} {leaf.dtype} {leaf.shape}"
     if leaf.stack > 1:
         text += f", {leaf.stack} frames"
+    if leaf.symbols:
+        text += (f" of {leaf.symbols} symbols, one plane per symbol (env.image_symbols=null: values divided by "
+                 f"{leaf.divisor:g})")
+    elif leaf.kind == "image" and leaf.divisor != 1:
+        text += f", values divided by {leaf.divisor:g}"
     return text + (f", {sum(leaf.sizes)} categories one-hot" if leaf.sizes else "")

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -28,8 +29,10 @@ from qfleet.core.errors import EnvFault, UserError
 from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
 from qfleet.envs.envpool import EnvPoolVectorEnv, is_envpool
+from qfleet.envs.images import ImageFormat
 from qfleet.envs.lanes import EpisodeRules, GymLanes
-from qfleet.envs.spaces import ImageFormat
+from qfleet.envs.packages import missing_package, quiet, register_package
+from qfleet.envs.symbols import find_symbols
 from qfleet.envs.vector import VectorEnvLanes
 
 log = logging.getLogger(__name__)
@@ -38,8 +41,6 @@ EnvFactory = Callable[..., Any]
 """Creates a gymnasium.Env, or a gymnasium.vector.VectorEnv, for a seed if it takes one."""
 
 ATARI_ONLY = ("protocol", "frame_skip", "noop_max", "full_action_space", "sticky", "threads")
-EXTRAS = {"mujoco": "qfleet[mujoco]", "ale_py": "qfleet[atari]", "cv2": "qfleet[atari]", "box2d": "gymnasium[box2d]",
-          "pygame": "qfleet[video]", "minigrid": "minigrid"}
 
 
 def claims(id: str) -> bool:
@@ -55,11 +56,10 @@ def inactive(cfg: EnvConfig) -> dict[str, str]:
 
 def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
     build, limit = env_factory(cfg, render, lanes)
-    image_format = ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey")
     first = build()
     if isinstance(first, gymnasium.vector.VectorEnv):
         try:
-            return VectorEnvLanes(first, cfg, lanes, image_format, build if takes_seed(cfg) else None)
+            return VectorEnvLanes(first, cfg, lanes, image_format(cfg), build if takes_seed(cfg) else None)
         except BaseException:
             first.close()  # its processes and threads
             raise
@@ -67,7 +67,20 @@ def make(cfg: EnvConfig, lanes: int, render: bool) -> VectorEnv:
         limit = first.spec.max_episode_steps
     rules = EpisodeRules(limit or cfg.unlimited_episode_steps, bool(cfg.clip_rewards), bool(cfg.life_loss),
                          fallback_limit=limit is None)
-    return GymLanes(build, cfg, lanes, image_format, rules, first)
+    return GymLanes(build, cfg, lanes, _tried_format(cfg, build, first), rules, first)
+
+
+def image_format(cfg: EnvConfig) -> ImageFormat:
+    """Preprocessing of images, without a trial of the environment."""
+    return ImageFormat(cfg.stack or 1, cfg.frame_size, cfg.colour == "grey", cfg.image_symbols)
+
+
+def _tried_format(cfg: EnvConfig, build: EnvFactory, env: gymnasium.Env[Any, Any]) -> ImageFormat:
+    """Preprocessing of images, with the symbols that a trial finds."""
+    found = image_format(cfg)
+    if cfg.image_symbols != "auto":
+        return found
+    return replace(found, symbols=find_symbols(build, env.observation_space, found))
 
 
 def single_spaces(env: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -152,7 +165,7 @@ def explain_build_errors(cfg: EnvConfig) -> Iterator[None]:
     except (UserError, EnvFault):
         raise
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise UserError(f"{cfg.name} needs a package that is not installed: {error}{_remedy(str(error))}") from None
+        raise UserError(missing_package(cfg.name, error)) from None
     except gymnasium.error.UnregisteredEnv as error:
         raise UserError(str(error)) from None
     except TypeError as error:
@@ -208,6 +221,7 @@ def _from_callable(cfg: EnvConfig, target: Callable[..., Any], render: bool, lan
 
 
 def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[EnvFactory, int | None]:
+    register_package(name)
     try:
         spec = gymnasium.spec(name)
     except gymnasium.error.Error:
@@ -229,7 +243,7 @@ def _from_registry(cfg: EnvConfig, name: str, render: bool) -> tuple[EnvFactory,
                             "rendering; apt install libegl1, set DISPLAY, or set MUJOCO_GL=osmesa")
         if render:
             return lambda: _with_tracking_camera(gymnasium.make(spec, **kwargs), kwargs), limit
-    return lambda: gymnasium.make(spec, **kwargs), limit
+    return lambda: quiet(name, gymnasium.make(spec, **kwargs)), limit
 
 
 def _warn_outdated(spec: GymSpec) -> None:
@@ -292,8 +306,3 @@ def _register_atari() -> None:
 
 def _hint(near: list[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def _remedy(text: str) -> str:
-    wanted = next((extra for module, extra in EXTRAS.items() if module in text.casefold()), None)
-    return f"; pip install '{wanted}'" if wanted else ""

@@ -24,8 +24,10 @@ from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
 from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, fault_of_step
+from qfleet.envs.images import ImageFormat
 from qfleet.envs.info import EpisodeInfo, parse_metrics
-from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
+from qfleet.envs.leaf_reader import SpaceMismatch
+from qfleet.envs.spaces import FrameStack, ObservationEncoder, make_action_decoder
 from qfleet.envs.stored_spaces import spaces_to_json
 
 log = logging.getLogger("qfleet.envs")
@@ -151,8 +153,12 @@ class GymLanes:
                             spaces_to_json(env.observation_space, env.action_space))
         self._sent: list[Any] | None = None
         self._bounds_checks_left = BOUNDS_CHECK_STEPS
-        if rules.limit is None:
-            _warn_endless(cfg.name)
+        report_texts(cfg.name, self._encoder)
+
+    @property
+    def has_time_limit(self) -> bool:
+        """True if the environment or the user limits its episodes."""
+        return self._rules.limit is not None and not self._rules.fallback_limit
 
     def reset(self, seeds: Sequence[int]) -> Obs:
         row = StepBuffer(self._encoder.allocate(self.lanes), self.lanes)
@@ -329,10 +335,16 @@ class GymLanes:
             self._bounds_checks_left = 0
 
 
+def report_texts(name: str, encoder: ObservationEncoder) -> None:
+    """Warn about texts that are left out."""
+    if encoder.texts:
+        _warn_texts(name, ", ".join(encoder.texts))
+
+
 @cache
-def _warn_endless(id: str) -> None:
-    """Logged once per id, for any number of copies."""
-    log.warning("%s has no time limit: an episode that never ends is never evaluated; set env.max_episode_steps", id)
+def _warn_texts(name: str, texts: str) -> None:
+    """Logged once per environment, for any number of copies."""
+    log.warning("%s: the agent does not observe %s, which is text; the rest of the observation is used", name, texts)
 
 
 @cache

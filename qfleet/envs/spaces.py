@@ -1,9 +1,10 @@
 """Conversion of Gymnasium spaces: observations to leaves, action indices to actions.
 
-    Box uint8 [H, W], [H, W, C] or [C, H, W], 0..255  -> image    uint8   [C, H, W]
+    Box and MultiBinary that are images (images.py)    -> image    uint8 or float32 [C, H, W]
     any other real Box, MultiBinary                    -> vector   float32, the same shape
     Discrete, MultiDiscrete                            -> category int32   [k], counted from 0
     Dict, Tuple of these, nested                       -> one leaf each, named by its path: "a.b", "0"
+    text in a Dict or Tuple                            -> left out
 
 Shapes: N lanes.
 """
@@ -21,63 +22,36 @@ from gymnasium import spaces
 
 from qfleet.core.env import Box, Leaf, Obs
 from qfleet.core.errors import UserError
+from qfleet.envs.images import ImageFormat, image_layout, image_reader
+from qfleet.envs.leaf_reader import LeafReader, OutOfSpace, SpaceMismatch
 
 ROOT = "obs"
 SUPPORTED_OBS = "Box (vectors and images), Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete up to env.max_action_combinations, and Box of floats with bounds"
 
 
-class SpaceMismatch(Exception):
-    """Observation that does not match the environment's observation space."""
-
-
-class OutOfSpace(SpaceMismatch):
-    """Observation of the right shape with a value outside the space."""
-
-
-@dataclass(frozen=True)
-class ImageFormat:
-    """Preprocessing of images: number of stacked frames and, if `size` is given, resizing to size x size."""
-
-    stack: int = 1
-    size: int | None = None
-    grey: bool = True
-
-
-@dataclass(frozen=True)
-class LeafReader:
-    """One leaf: its path in the raw observation and the conversion of one frame (no stack).
-
-    `resized`: the conversion changes pixels.
-    """
-
-    name: str
-    path: tuple[Any, ...]
-    leaf: Leaf
-    convert: Callable[[Any], np.ndarray | float]
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
-    resized: bool = False
-
-    def extract(self, raw: Any) -> Any:
-        for key in self.path:
-            raw = raw[key]
-        return raw
-
-
 class ObservationEncoder:
-    """Writes raw observations, lane by lane, into arrays [N, ...] per leaf; detects non-finite values."""
+    """Writes raw observations, lane by lane, into arrays [N, ...] per leaf; detects non-finite values.
+
+    `texts` are the paths of the texts that are left out.
+    """
 
     def __init__(self, space: spaces.Space[Any], image_format: ImageFormat) -> None:
         self.readers = list(_readers(space, (), image_format))
+        self.texts = list(_texts(space, ()))
         names = [reader.name for reader in self.readers]
         if not names or len(set(names)) < len(names):
             raise UserError(f"the observation {space} has {'two leaves with the same name' if names else 'no leaves'}; "
                             f"supported: {SUPPORTED_OBS}")
-        if image_format.stack > 1 and not any(reader.leaf.kind == "image" for reader in self.readers):
+        images = [reader.name for reader in self.readers if reader.leaf.kind == "image"]
+        if image_format.stack > 1 and not images:
             raise UserError(f"env.stack={image_format.stack} stacks images, and the observation {space} has none; "
                             "leave env.stack out")
-        self._vectors = [reader.name for reader in self.readers if reader.leaf.kind == "vector"]
+        named = () if image_format.symbols == "auto" else image_format.symbols or ()
+        if unknown := sorted(set(named) - set(images)):
+            raise UserError(f"env.image_symbols names {', '.join(unknown)}, and the observation's images are "
+                            f"{', '.join(images) or 'none'}")
+        self._floats = [reader.name for reader in self.readers if reader.leaf.dtype == "float32"]
         self.leaves = {reader.name: _stacked(reader.leaf, image_format.stack) for reader in self.readers}
 
     def allocate(self, lanes: int) -> Obs:
@@ -98,12 +72,12 @@ class ObservationEncoder:
         """True if all floats are finite."""
         # The sum of squares is finite only if all floats are, and takes less than half the time.
         return all(math.isfinite(np.vdot(obs[name], obs[name])) or bool(np.isfinite(obs[name]).all())
-                   for name in self._vectors)
+                   for name in self._floats)
 
     def nonfinite_lanes(self, obs: Obs) -> np.ndarray:
         """Lanes [k] with a NaN or an infinity."""
         return np.flatnonzero(np.any([~np.isfinite(obs[name]).reshape(len(obs[name]), -1).all(1)
-                                      for name in self._vectors], 0))
+                                      for name in self._floats], 0))
 
     def bounds_violation(self, obs: Obs) -> str | None:
         """Description of the first leaf outside the bounds of its Box, or None."""
@@ -111,6 +85,10 @@ class ObservationEncoder:
             if reader.low is not None and reader.high is not None:
                 values = obs[reader.name]
                 if (values < reader.low).any() or (values > reader.high).any():
+                    if reader.leaf.symbols:
+                        return (f"the image '{reader.name}' has the value {values.max()}, and values from "
+                                f"{reader.leaf.symbols} on count as {reader.leaf.symbols - 1}: set "
+                                "env.image_symbols to the number of its values, or to null if it is a picture")
                     return (f"observation '{reader.name}' ranges over {values.min():g}..{values.max():g}, "
                             f"its space says {reader.low.min():g}..{reader.high.max():g}")
         return None
@@ -224,11 +202,6 @@ class SpaceAdapter:
         return out
 
 
-def channels_first(shape: tuple[int, ...]) -> bool:
-    """True for [C, H, W]: images have fewer channels than rows or columns, so the smallest axis is the channel axis."""
-    return int(np.argmin(shape)) == 0
-
-
 def _stacked(leaf: Leaf, stack: int) -> Leaf:
     if leaf.kind != "image" or stack == 1:
         return leaf
@@ -247,63 +220,29 @@ def _readers(space: spaces.Space[Any], path: tuple[Any, ...], image_format: Imag
         yield _category(name, path, np.array([space.n]), np.array([space.start]), ())
     elif isinstance(space, spaces.MultiDiscrete):
         yield _category(name, path, space.nvec.ravel(), space.start.ravel(), space.nvec.shape)
+    elif (layout := image_layout(space)) is not None:
+        yield image_reader(name, path, space, layout, image_format)
     elif isinstance(space, spaces.MultiBinary):
         yield _vector(name, path, space.shape)
     elif isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
-        yield _image(name, path, space, image_format) if _is_image(space) else _bounded(name, path, space)
-    else:
+        yield _bounded(name, path, space)
+    elif not path or not is_text(space):
         raise UserError(f"observation '{name}' has the space {space}, which is not supported; "
                         f"supported: {SUPPORTED_OBS}")
 
 
-def _is_image(space: spaces.Box) -> bool:
-    if space.dtype != np.uint8 or len(space.shape) < 2 or (space.low != 0).any() or (space.high != 255).any():
-        return False
-    if len(space.shape) > 3:
-        raise UserError(f"an observation of shape {space.shape} is more than one image; leave out the wrapper that "
-                        "stacks frames and set env.stack instead")
-    return True
+def is_text(space: spaces.Space[Any]) -> bool:
+    """True for Text and for spaces of strings that a package defines."""
+    return isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind == "U")
 
 
-def _image(name: str, path: tuple[Any, ...], space: spaces.Box, image_format: ImageFormat) -> LeafReader:
-    shape = space.shape
-    first = len(shape) == 3 and channels_first(shape)
-    height, width = shape[1:] if first else shape[:2]
-    channels = 1 if len(shape) == 2 else shape[0] if first else shape[2]
-    size, to_grey = image_format.size, image_format.grey and channels == 3
-    resize = _make_resize(size, to_grey) if size else None
-    if size:
-        height, width, channels = size, size, 1 if to_grey else channels
-
-    def convert(value: Any) -> np.ndarray:
-        image = np.asarray(value)
-        if image.shape != shape or image.dtype != np.uint8:
-            raise SpaceMismatch(f"the space says uint8 {shape}, the environment gave {image.dtype} {image.shape}")
-        if resize is not None:
-            image = resize(image.transpose(1, 2, 0) if first else image)
-        elif first:
-            return image
-        return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
-
-    leaf = Leaf((channels, height, width), "uint8", "image")
-    return LeafReader(name, path, leaf, convert, resized=resize is not None)
-
-
-def _make_resize(size: int, grey: bool) -> Callable[[np.ndarray], np.ndarray]:
-    try:
-        import cv2
-    except ImportError:
-        raise UserError(f"env.frame_size={size} resizes images with OpenCV, which is not installed; "
-                        "pip install 'qfleet[atari]'") from None
-
-    def resize(image: np.ndarray) -> np.ndarray:
-        image = np.ascontiguousarray(image)
-        if grey:
-            image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
-        small: np.ndarray = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
-        return small
-
-    return resize
+def _texts(space: spaces.Space[Any], path: tuple[Any, ...]) -> Iterator[str]:
+    """Paths of the texts within a Dict or Tuple."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            yield from _texts(part, (*path, key))
+    elif path and is_text(space):
+        yield ".".join(map(str, path))
 
 
 def _vector(name: str, path: tuple[Any, ...], shape: tuple[int, ...]) -> LeafReader:

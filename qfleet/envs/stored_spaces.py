@@ -4,6 +4,7 @@
     Discrete       n, start
     MultiDiscrete  nvec, start, shape, dtype   flat lists
     MultiBinary    shape
+    Text                                       without its length and characters: agents do not read text
     Tuple, Dict    spaces                      of a Dict: pairs of key and space, in its order
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+
+from qfleet.envs.spaces import is_text
 
 MOST_BOUNDS = 100_000
 """Bounds of a space that are stored one by one: the manifest of a checkpoint must stay small."""
@@ -59,6 +62,8 @@ def _to_json(space: spaces.Space[Any]) -> dict[str, Any]:
             return {"type": "Tuple", "spaces": [_to_json(part) for part in space.spaces]}
         case spaces.Dict():
             return {"type": "Dict", "spaces": [[_key(key), _to_json(part)] for key, part in space.spaces.items()]}
+    if is_text(space):
+        return {"type": "Text"}
     raise NotStorable(str(space))
 
 
@@ -84,6 +89,8 @@ def _from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
     kind = data["type"]
     if kind == "Discrete":
         return spaces.Discrete(int(data["n"]), start=int(data["start"]))
+    if kind == "Text":
+        return spaces.Text(1)
     if kind == "Tuple":
         return spaces.Tuple([_from_json(part) for part in data["spaces"]])
     if kind == "Dict":  # as pairs, since the keys of a mapping would be sorted

@@ -18,9 +18,11 @@ from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.core.tracebacks import user_traceback
 from qfleet.envs import EnvConfig
 from qfleet.envs.envpool import EnvPoolVectorEnv
+from qfleet.envs.images import ImageFormat
 from qfleet.envs.info import EpisodeInfo, parse_metrics
-from qfleet.envs.lanes import MAX_REWARD
-from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
+from qfleet.envs.lanes import MAX_REWARD, report_texts
+from qfleet.envs.leaf_reader import SpaceMismatch
+from qfleet.envs.spaces import FrameStack, ObservationEncoder, make_action_decoder
 from qfleet.envs.stored_spaces import spaces_to_json
 
 log = logging.getLogger("qfleet.envs")
@@ -61,6 +63,7 @@ class VectorEnvLanes:
         self._info_keys = {metric.key.partition(".")[0] for metric in self._info[0].metrics}
         self._over, self._lives = np.zeros(lanes, bool), np.zeros(lanes, int)
         self._sent: Any = None
+        report_texts(cfg.name, self._encoder)
 
     def require_usable(self, cfg: EnvConfig, lanes: int) -> None:
         """UserError unless the vector environment can provide so many lanes with this config."""

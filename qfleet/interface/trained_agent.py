@@ -18,7 +18,8 @@ from qfleet.core.env import EnvSpec, Obs
 from qfleet.core.errors import UserError
 from qfleet.deploy.export import ExportedPolicy, GraphFormat, chosen_graph_format, require_absent, write_policy
 from qfleet.deploy.policy_graph import PolicyGraph
-from qfleet.envs.spaces import OutOfSpace, SpaceAdapter, SpaceMismatch
+from qfleet.envs.leaf_reader import OutOfSpace, SpaceMismatch
+from qfleet.envs.spaces import SpaceAdapter
 from qfleet.interface.scoring import require_probability
 from qfleet.launch import attempt
 from qfleet.runconfig.build import make_agent

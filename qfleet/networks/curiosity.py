@@ -113,7 +113,7 @@ class Curiosity(nn.Module):
         self.embed = Trunk(observation, encoder, hidden, embedding)
         self.inverse = nn.Sequential(nn.Linear(2 * embedding, 128), nn.ReLU(), nn.Linear(128, actions))
         self.normaliser = Normaliser(observation)
-        plain = {name: leaf if leaf.kind == "category" else replace(leaf, dtype="float32")
+        plain = {name: leaf if leaf.kind == "category" else replace(leaf, dtype="float32", largest=None, symbols=0)
                  for name, leaf in observation.items()}
         self.random = Trunk(plain, encoder, hidden, outputs).apply(orthogonal_init).requires_grad_(False)
         self.predictor = Trunk(plain, encoder, hidden, outputs).apply(orthogonal_init)

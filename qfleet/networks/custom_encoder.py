@@ -33,7 +33,7 @@ class CustomEncoder(nn.Module):
     """{leaf: [B, ...]} -> [B, features], computed by a module of the user.
 
     The module is called with a dict of all leaves: images as floats in [0, 1], vectors as floats, both in the dtype of
-    the network, and categories as int64. Its features may have any float dtype.
+    the network, and categories and images of symbols as int64. Its features may have any float dtype.
     """
 
     def __init__(self, observation: Mapping[str, Leaf], name: str, kwargs: Mapping[str, Any]) -> None:
@@ -65,10 +65,10 @@ class CustomEncoder(nn.Module):
 
 
 def _model_input(leaf: Leaf, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if leaf.kind == "category":
+    if leaf.kind == "category" or leaf.symbols:
         return x.long()
     if leaf.kind == "image":
-        return image_input(x, dtype, leaf.dtype == "uint8", reads_bytes=False)
+        return image_input(x, dtype, leaf.divisor)
     return x.to(dtype)
 
 

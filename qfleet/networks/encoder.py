@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from qfleet.accel.kernels.images import image_input
+from qfleet.accel.kernels.images import image_input, symbol_planes
 from qfleet.core.env import Leaf
 from qfleet.networks.custom_encoder import CustomEncoder
 from qfleet.networks.norms import Norm
 from qfleet.networks.patch_conv import SpaceToDepthConv2d
 from qfleet.networks.torsos import find_torso
 
+BYTE = 255
+"""Divisor of the images that a convolution can read as bytes."""
+
 
 class Encoder(nn.Module):
-    """{leaf: [B, ...]} -> [B, features]. uint8 images are scaled to [0, 1]; computes in `dtype`."""
+    """{leaf: [B, ...]} -> [B, features]. Images are scaled, symbols one-hot encoded; computes in `dtype`."""
 
     def __init__(self, observation: Mapping[str, Leaf], torso: str, norm: Norm, **options: Any) -> None:
         """Build one torso per image leaf; `options` are passed to the torso's builder."""
@@ -28,7 +31,7 @@ class Encoder(nn.Module):
                     for name, leaf in self.leaves.items() if leaf.kind == "image"}
         self.names = {name: f"torso_{i}" for i, name in enumerate(builders)}
         for name, builder in builders.items():
-            self.add_module(self.names[name], builder(self.leaves[name].shape, norm, **options))
+            self.add_module(self.names[name], builder(_planes(self.leaves[name]), norm, **options))
         with torch.no_grad():
             blank = {name: torch.zeros(1, *leaf.shape, dtype=getattr(torch, leaf.dtype))
                      for name, leaf in self.leaves.items()}
@@ -46,9 +49,19 @@ class Encoder(nn.Module):
         if leaf.kind == "vector":
             return _rows(x).to(dtype)
         torso = self.get_submodule(self.names[name])
-        reads_bytes = isinstance(first_layer(torso), SpaceToDepthConv2d)
-        features: torch.Tensor = torso(image_input(x, dtype, leaf.dtype == "uint8", reads_bytes))
+        if leaf.symbols:
+            image = symbol_planes(x, leaf.symbols, dtype)
+        else:
+            reads_bytes = leaf.divisor == BYTE and isinstance(first_layer(torso), SpaceToDepthConv2d)
+            image = image_input(x, dtype, leaf.divisor, leaf.dtype == "uint8" and reads_bytes)
+        features: torch.Tensor = torso(image)
         return features
+
+
+def _planes(leaf: Leaf) -> tuple[int, ...]:
+    """Shape of an image as its torso reads it."""
+    channels, *size = leaf.shape
+    return (channels * max(1, leaf.symbols), *size)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -27,11 +27,14 @@ from qfleet.runs.run_state import describe_state, run_state
 from qfleet.runs.safe_open import no_follow_opener, open_no_follow
 
 CORE = ("torch", "numpy", "gymnasium", "pydantic", "numba", "zstandard", "safetensors", "tensorboard", "rich")
-EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",), "ray": ("ray",),
-          "video": ("imageio-ffmpeg", "pillow", "pygame"), "plot": ("matplotlib",), "wandb": ("wandb",),
+EXTRAS = {"atari": ("ale-py", "opencv-python-headless"), "mujoco": ("mujoco",),
+          "box2d": ("box2d", "pygame-ce"), "minigrid": ("minigrid",), "minatar": ("minatar",), "ray": ("ray",),
+          "video": ("imageio-ffmpeg", "pillow", "pygame-ce"), "plot": ("matplotlib",), "wandb": ("wandb",),
           "mlflow": ("mlflow-skinny",), "hub": ("huggingface-hub",), "onnx": ("onnx", "onnxscript", "onnxruntime"),
           "tune": ("optuna", "matplotlib")}
-SERVES = {"atari": "Atari games", "mujoco": "MuJoCo environments", "ray": "launcher=ray",
+SERVES = {"atari": "Atari games", "mujoco": "MuJoCo environments",
+          "box2d": "Box2D environments", "minigrid": "MiniGrid and BabyAI environments",
+          "minatar": "MinAtar games", "ray": "launcher=ray",
           "video": "videos and the window of `play`", "plot": "learning curves as images",
           "wandb": "Weights & Biases", "mlflow": "MLflow", "hub": "policies on the Hugging Face Hub",
           "onnx": "policies as ONNX files", "tune": "`qfleet tune`"}

@@ -33,7 +33,12 @@ def enlargement(height: int, width: int) -> int:
 
 
 def prepare_frame(frame: np.ndarray) -> np.ndarray:
-    """Convert a frame for the encoder: `[H, W, 3]` uint8, contiguous, enlarged, even sides."""
+    """Convert a frame for the encoder: `[H, W, 3]` uint8, contiguous, enlarged, even sides.
+
+    Floats within 0 to 1, which some environments render, are converted to bytes.
+    """
+    if frame.dtype.kind == "f" and frame.size and frame.min() >= 0 and frame.max() <= 1:
+        frame = (frame * 255).round().astype(np.uint8)
     if frame.ndim == 2:
         frame = np.repeat(frame[:, :, None], 3, axis=2)
     if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8 or 0 in frame.shape:

@@ -15,6 +15,7 @@ from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.core.extras import require_encoder
 from qfleet.core.units import format_bytes
+from qfleet.envs import EnvConfig
 from qfleet.learner.footprint import footprint
 from qfleet.optim.torch_optimizer import check_optimizer
 from qfleet.replay import memory_plan
@@ -68,6 +69,7 @@ def resolve_auto(config: RunConfig, spec: EnvSpec, learners_here: int | None = N
         require_encoder()
     if config.init_from is not None:
         config = config.model_copy(update={"init_from": settled_name(config.init_from, config.run.root)})
+    config = config.model_copy(update={"env": with_image_symbols(config.env, spec)})
     images = any(leaf.kind == "image" for leaf in spec.observation.values())
     device = resolve_device("cpu" if config.run.exact_resume and config.device == "auto" else config.device,
                      elsewhere=config.launcher_traits.learner_elsewhere)
@@ -97,6 +99,18 @@ def resolve_auto(config: RunConfig, spec: EnvSpec, learners_here: int | None = N
         return resolved  # a limit that is never reached would only prevent resuming with less free memory
     replay = resolved.replay.model_copy(update={"max_bytes": memory.max_bytes})
     return resolved.model_copy(update={"replay": replay})
+
+
+def with_image_symbols(env: EnvConfig, spec: EnvSpec) -> EnvConfig:
+    """The env section with the images of symbols that were found, so that all processes and later runs agree."""
+    if env.image_symbols != "auto":
+        return env
+    return env.model_copy(update={"image_symbols": symbols_of(spec) or None})
+
+
+def symbols_of(spec: EnvSpec) -> dict[str, int]:
+    """Number of symbols of each image of symbols."""
+    return {name: leaf.symbols for name, leaf in spec.observation.items() if leaf.symbols}
 
 
 def _with_schedule(config: RunConfig) -> RunConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,11 @@ from qfleet.config import (
     sections,
 )
 from qfleet.core.env import EnvSpec
+from qfleet.runconfig.auto import symbols_of
 from qfleet.runconfig.resolution import Resolved, env_spec_of
 from qfleet.runconfig.run_config import ALGO, EXPLORE, RunConfig
+
+SYMBOLS = "env.image_symbols"
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,20 @@ def explain(resolved: Resolved) -> list[ExplainedKey]:
     rejected, unchecked = _rejected_keys(resolved.config)
     idle |= rejected
     docs |= {key: f"{docs[key]} (only for images)" for key in unchecked}
+    if resolved.config.env.image_symbols == "auto" and SYMBOLS not in idle:
+        docs[SYMBOLS] += _found_symbols(resolved.config)
     return [ExplainedKey(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
             for key, value in flatten(resolved.config).items()]
+
+
+def _found_symbols(config: RunConfig) -> str:
+    """Text about the symbols that `auto` finds; empty if the environment cannot be built here or has no images."""
+    with suppress(Exception):
+        spec = env_spec_of(config.env)
+        if any(leaf.kind == "image" for leaf in spec.observation.values()):
+            symbols = ", ".join(f"{name}: {count}" for name, count in symbols_of(spec).items())
+            return f" (here: {f'{{{symbols}}}' if symbols else 'null'})"
+    return ""
 
 
 def _rejected_keys(config: RunConfig) -> tuple[dict[str, str], list[str]]:

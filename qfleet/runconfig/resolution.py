@@ -6,13 +6,14 @@ command line. `Resolved` records for every key the layer that set it.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ from qfleet.config import (
     without,
 )
 from qfleet.config.objects import is_object
-from qfleet.core.env import EnvSpec
+from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
 from qfleet.envs.isolated import make_isolated_env
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import ALGO, RunConfig
+
+log = logging.getLogger(__name__)
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 COMMAND_LINE = "command line"
@@ -87,14 +90,25 @@ REMOVED = {
 NOT_PLAYED = (*REMOVED, "learner.capture")
 """Keys in checkpoints of older versions that this version may reject and that a trained agent does not need."""
 
+LARGE_PICTURE = 36
+"""Pixels of the shorter side of a picture that the torso `nature` can read."""
+
+SMALL_SIDE = 64
+"""Pixels of the longer side of a board that the recipe for small images is for."""
+
 TOPOLOGY_0_1 = ("actors", "allreduce", "fleet", "ray")
 """Keys whose meaning in version 0.1 depended on `placement` and `gradients`."""
+
+
+WITHOUT_SYMBOLS = {"image_symbols": None}
+"""Setting of checkpoints from before images of symbols were known."""
 
 
 def playable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a checkpoint of this or an older version, without keys that only training needs."""
     dropped = [*NOT_PLAYED, *(TOPOLOGY_0_1 if "placement" in settings else ())]
-    return reduce(without, dropped, dict(settings))
+    kept = reduce(without, dropped, dict(settings))
+    return kept | {"env": {**WITHOUT_SYMBOLS, **kept["env"]}} if isinstance(kept.get("env"), Mapping) else kept
 
 
 @dataclass(frozen=True)
@@ -215,12 +229,24 @@ def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
     The name of an object says nothing: the environment may be wrapped in any way.
     """
     for name in recipe_names():
-        if not is_object(env_id) and any(fnmatchcase(env_id, pattern) for pattern in _packaged(name).suits):
+        recipe = _packaged(name)
+        if recipe.suits and not is_object(env_id) and _suits(recipe, env_id):
             return name
     if spec is None:
         return None
-    seen = "pixels" if any(leaf.kind == "image" for leaf in spec.observation.values()) else "vector"
-    return seen if spec.box is None else {"vector": "control", "pixels": "control-pixels"}[seen]
+    images = [leaf for leaf in spec.observation.values() if leaf.kind == "image"]
+    if spec.box is not None:
+        return "control-pixels" if images else "control"
+    if not images:
+        return "vector"
+    return "small-images" if all(map(_is_small, images)) else "pixels"
+
+
+def _is_small(image: Leaf) -> bool:
+    """True for boards, symbols and planes, and for pictures that are too small for the torso of larger ones."""
+    is_picture = image.dtype == "uint8" and image.largest is None and not image.symbols
+    size = image.shape[1:]
+    return min(size) < LARGE_PICTURE if is_picture else max(size) <= SMALL_SIDE
 
 
 def _env_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,11 +300,27 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
     if user:
         layered = layered.over(user, COMMAND_LINE)
     try:
-        return Resolved(*build_config(RunConfig, layered, HINTS | REMOVED))
+        resolved = Resolved(*build_config(RunConfig, layered, HINTS | REMOVED))
     except UserError as error:
         if cause := _action_kind_mismatch(below.merged(), layered.merged()):
             raise UserError(f"{cause}\n{error}") from None
         raise
+    env_id = resolved.config.env.id
+    if recipes and not is_object(env_id) and not _suits(recipes[-1], env_id):
+        _recommend_id(recipes[-1].source, ", ".join(recipes[-1].suits), env_id)
+    return resolved
+
+
+def _suits(recipe: Recipe, env_id: str) -> bool:
+    """True unless a recipe names the environments that it suits, and this is not one of them."""
+    return not recipe.suits or any(fnmatchcase(env_id, pattern) for pattern in recipe.suits)
+
+
+@cache
+def _recommend_id(source: str, suits: str, env_id: str) -> None:
+    """Logged once, for any number of resolutions."""
+    log.warning("%s is made for %s: to train %s with default settings, run `qfleet train %s`", source, suits, env_id,
+                env_id)
 
 
 def _action_kind_mismatch(below: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:

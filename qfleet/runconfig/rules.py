@@ -109,7 +109,8 @@ def _noise_and_epsilon(cfg: RunConfig) -> list[str]:
     if noisy is None or (not noisy and key is None):
         return []
     explorer = plugin_module("qfleet.explore", cfg.explore.kind).build(cfg.explore, 1, 0, 1)
-    random = any(float(explorer.params(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
+    schedule = getattr(explorer, "schedule", explorer)  # of ε, where `params` itself is random
+    random = any(float(schedule.params(steps).epsilon.max()) > 0 for steps in (0, cfg.total_steps))
     if not noisy:
         return [] if random else [
             f"explore.kind={cfg.explore.kind} takes no random actions, and agent.noisy=false adds no noise: there "

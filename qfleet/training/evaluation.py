@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -16,7 +17,7 @@ from qfleet.config import Config, Count, Fraction, PositiveCount, Real
 from qfleet.core.clock import Progress, Schedule
 from qfleet.core.env import VectorEnv
 from qfleet.core.episode import Episode, mean_info
-from qfleet.core.errors import EnvFault, UserError
+from qfleet.core.errors import EnvFault
 from qfleet.core.evaluation import Score
 from qfleet.core.exploration import Explorer
 from qfleet.core.seeds import lane_seeds, seed_for
@@ -24,8 +25,11 @@ from qfleet.core.weights import WeightSource
 from qfleet.explore.bandit import Bandit, BanditExplorer
 from qfleet.explore.constant import Constant
 
+log = logging.getLogger(__name__)
+
 ENDLESS_STEPS = 100_000
-"""Vector steps without the end of any episode before an evaluation fails; the longest Atari episode takes 27,000."""
+"""Vector steps without the end of any episode after which an evaluation takes the returns so far; the longest Atari
+episode takes 27,000."""
 
 BANDIT_WINDOW_PER_ARM = 5
 """Sliding window of the evaluator's bandit, in episodes per arm."""
@@ -98,7 +102,6 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
     Raises:
         EvaluationAborted: `stop` returned true.
         EnvFault: the environment aborts episode after episode.
-        UserError: no episode ends.
     """
     counter = EpisodeCounter(episodes, env.lanes)
     policy.rng.manual_seed(seed_for(seed, "evaluation"))
@@ -116,9 +119,12 @@ def evaluate(policy: Policy, env: VectorEnv, episodes: int, epsilon: float, seed
             completed, faults, steps = counter.completed, env.faults(), 0
             on_episode(completed)
         elif steps >= ENDLESS_STEPS:
-            raise UserError(f"{env.spec.id} was evaluated for {steps:,} steps without the end of an episode: set "
-                            "env.max_episode_steps, or eval.max_episode_steps for evaluations alone, to truncate long "
-                            "episodes")
+            log.warning("%s was evaluated for %d steps without the end of an episode: the returns so far are used; set "
+                        "env.max_episode_steps, or eval.max_episode_steps for evaluations alone, to truncate long "
+                        "episodes", env.spec.id, steps)
+            for episode in actor.running_episodes():
+                counter.episode(episode)
+            break
         elif env.faults() - faults >= MAX_FAULTS_PER_LANE * env.lanes:
             raise EnvFault(f"{env.spec.id} lost {env.faults() - faults} episodes of an evaluation in a row, in "
                            f"{env.lanes} lanes: run `qfleet check-env` to find the error in the environment")

@@ -74,9 +74,11 @@ def test_captured_policies_act_as_eager_ones(same_kernels, case, precision):
             params = dataclasses.replace(params, index=torch.from_numpy(rng.integers(4, size=lanes)), count=4)
         else:
             params = dataclasses.replace(params, index=None, count=0)
+        repeats = torch.from_numpy(rng.random(lanes, np.float32)) if step >= 20 and not agent.columns else None
+        params = dataclasses.replace(params, choice=repeats)
         compare(acting.act({"obs": shown}, params), eager.act({"obs": shown}, params), names, BOUND[precision])
     graphs = captured.graph_policies[lanes, names]._graphs
-    assert len(graphs) == (2 if agent.columns else 1) and all(graph is not None for graph in graphs.values())
+    assert len(graphs) == 2 and all(graph is not None for graph in graphs.values())
     assert eager.persistent().keys() == captured.persistent().keys()
     for name, value in eager.persistent().items():
         torch.testing.assert_close(captured.persistent()[name], value, rtol=10 * BOUND[precision], atol=1e-6)

@@ -48,6 +48,7 @@ def test_reflexes_choose_as_the_policy_does(module, switches):
             arm = dataclasses.replace(arm, index=torch.from_numpy(rng.integers(4, size=3)), count=4)
         else:
             arm = dataclasses.replace(arm, index=None, count=0)
+        arm = dataclasses.replace(arm, choice=torch.from_numpy(rng.random(3, np.float32)) if step >= 20 else None)
         action, hints = slow.act({"obs": shown}, arm)
         found, remembered = reflex.act({"obs": shown}, arm)
         np.testing.assert_array_equal(found, action)
@@ -80,19 +81,21 @@ def test_every_part_of_an_arm_is_told_anew_at_every_step():
     agent, given = dqn.build(dqn.Config.model_validate({"algo": "dqn", "hidden": [16]}), SPEC), []
 
     def act(net, obs, memory, arm, rng):
-        given.append(dataclasses.replace(arm, epsilon=arm.epsilon.clone(), sigma=arm.sigma.clone()))
+        given.append(dataclasses.replace(
+            arm, epsilon=arm.epsilon.clone(), sigma=arm.sigma.clone(), choice=arm.choice.clone()))
         return agent.act(net, obs, memory, arm, rng)
 
     reflex = GraphPolicy(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ())
     for step in (1, 2):
         told = ExplorationParams(
-            step * torch.tensor([0.1, 0.2, 0.3]), False, step * torch.arange(3), torch.full((3,), 0.5 * step), 0.15, 8
-        )
+            step * torch.tensor([0.1, 0.2, 0.3]), False, step * torch.arange(3), torch.full((3,), 0.5 * step), 0.15, 8,
+            step * torch.tensor([0.1, 0.3, 0.4]))
         reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, told)
         found = given[-1]
         assert (found.network_noise, found.theta, found.count) == (False, 0.15, 8)
         assert found.index.tolist() == told.index.tolist()
-        assert torch.equal(found.epsilon, told.epsilon) and torch.equal(found.sigma, told.sigma)
+        for name in ("epsilon", "sigma", "choice"):
+            assert torch.equal(getattr(found, name), getattr(told, name)), name
 
 
 class Tape:
@@ -187,7 +190,7 @@ def test_choices_wait_for_new_weights_and_for_nothing_else(monkeypatch):
     monkeypatch.setattr(reflexes, "fast_math", lambda rounded: contextlib.nullcontext())
     monkeypatch.setattr(reflexes, "capture_graph",
                         lambda do, generators, beside, stream: streams.append(stream) or Tape(reflex, do))
-    reflex._capture(reflexes.GraphKey(True, False, False, 1.0, 0))
+    reflex._capture(reflexes.GraphKey(True, False, False, 1.0, 0, False))
     assert streams == [urgent], "a recording has the priority, and the workspace, of the stream that it was made on"
 
 

@@ -226,14 +226,18 @@ def test_the_limit_of_evaluations_holds_in_every_environment(words, steps):
     assert last.all()
 
 
-def test_an_environment_that_never_ends_is_trained_in_and_evaluated(monkeypatch):
-    """It has no time limit, and episodes of evaluation must end some time."""
-    monkeypatch.setattr("qfleet.runconfig.build.UNLIMITED_STEPS", 30, raising=False)
-    monkeypatch.setattr("qfleet.training.evaluation.ENDLESS_STEPS", 200)
-    result = api.train("test_api:endless", [*TINY, "total_steps=200"])
-    assert result.exit_code == 0 and result.best == 30
+def test_an_environment_that_never_ends_is_trained_in_and_evaluated():
+    """It has no time limit, and its episodes are truncated in training and in evaluation."""
+    result = api.train("test_api:endless", [*TINY, "total_steps=200", "env.unlimited_episode_steps=30"])
+    assert result.exit_code == 0 and result.best == 30 and result.episodes
     assert api.evaluate(result.directory, episodes=3, trust=True).lengths == [30, 30, 30]
-    assert resolve("test_api:endless", []).config.env.max_episode_steps is None, "episodes of training have no limit"
+
+
+def test_without_any_limit_evaluation_ends_some_time(monkeypatch):
+    monkeypatch.setattr("qfleet.runconfig.build.UNLIMITED_STEPS", 30)
+    monkeypatch.setattr("qfleet.training.evaluation.ENDLESS_STEPS", 200)
+    result = api.train("test_api:endless", [*TINY, "total_steps=200", "env.unlimited_episode_steps=null"])
+    assert result.exit_code == 0 and result.best == 30 and not result.episodes
 
 
 def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(monkeypatch):

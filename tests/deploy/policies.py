@@ -12,7 +12,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from qfleet.actor.policy import Policy
 from qfleet.config import to_yaml
 from qfleet.core.env import EnvSpec
-from qfleet.envs.spaces import ImageFormat, SpaceAdapter
+from qfleet.envs.images import ImageFormat
+from qfleet.envs.spaces import SpaceAdapter
 from qfleet.envs.stored_spaces import spaces_to_json
 from qfleet.interface.trained_agent import TrainedAgent
 from qfleet.runconfig.build import make_agent
@@ -25,12 +26,16 @@ NESTED = spaces.Dict({
     "inner": spaces.Tuple([spaces.Box(-2, 7, (2, 2), np.int16), spaces.Box(-1, 1, (), np.float32)]),
     "cell": spaces.Discrete(3, start=5), "levers": spaces.MultiDiscrete([2, 3], start=[0, -1]),
     "flags": spaces.MultiBinary(4)})
+BOARDS = spaces.Dict({
+    "board": spaces.Box(0, 1, (10, 10, 4), np.bool_), "signs": spaces.Box(-1, 1, (9, 9), np.int8),
+    "planes": spaces.Box(-8, 8, (2, 6, 6), np.float64), "grid": spaces.MultiBinary((3, 5, 5)), "words": spaces.Text(5)})
 SMALL = {"hidden": (16,), "features": (16,), "units": 8, "episodic_capacity": 3, "arms": 4, "quantiles": 7}
 
 
 def agent_for(observation, action, *overrides, env="CartPole-v1", seed=3) -> TrainedAgent:
     """An agent of these spaces; the config names any environment, since none is built."""
-    image = ImageFormat(*(int(word.partition("=")[2]) for word in overrides if word.startswith("env.stack=")))
+    stacks = [int(word.partition("=")[2]) for word in overrides if word.startswith("env.stack=")]
+    image = ImageFormat(*stacks, symbols="auto")
     adapter = SpaceAdapter(observation, action, image, 1024)
     spec = EnvSpec(env, adapter.encoder.leaves, adapter.actions.n, box=adapter.actions.box,
                    spaces=spaces_to_json(observation, action))

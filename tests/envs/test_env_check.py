@@ -49,7 +49,9 @@ def test_errors(cfg, words):
 
 
 def test_warnings():
-    assert "no time limit" in texts("warning", id="toy/Faulty-v0")
+    assert "10,000 steps" in texts("warning", id="toy/Faulty-v0", kwargs={"length": 0})
+    assert "no time limit" not in texts("warning", id="toy/Faulty-v0"), "its episodes end by themselves"
+    assert "no time limit" not in texts("warning", id="toy/Faulty-v0", kwargs={"length": 0}, max_episode_steps=900)
     assert "no reward" in texts("warning", id="MountainCar-v0", clip_rewards=False, wrappers=[f"{__name__}:Silent"])
     assert "rebuilt" in texts("warning", id="toy/Faulty-v0", kwargs={"raise_at": 60, "length": 5})
 

@@ -24,7 +24,7 @@ def test_atari_keys_are_inactive_elsewhere():
 def test_inactive_keys_of_atari_and_isolation():
     inactive = EnvConfig(id="ALE/Pong-v5").inactive()
     assert set(inactive) == {"kwargs", "max_action_combinations", "on_nan", "info_metrics", "step_timeout_s",
-                             "unlimited_episode_steps"}
+                             "unlimited_episode_steps", "image_symbols"}
     assert "on_nan" not in EnvConfig(id="ALE/Pong-v5", wrappers=["a:b"]).inactive()
     assert "step_timeout_s" not in EnvConfig(id="ALE/Pong-v5", isolate=True).inactive()
 

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from qfleet.core.errors import BadOutput, EnvFault, UserError
 from qfleet.envs import EnvConfig, make
-from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_endless, _warn_truncated
-from qfleet.envs.spaces import ImageFormat
+from qfleet.envs.images import ImageFormat
+from qfleet.envs.lanes import EpisodeRules, GymLanes, _warn_truncated
 
 T, F = True, False
 
@@ -311,16 +311,6 @@ def test_wrong_shape_stops_with_both_shapes():
         roll(faulty(kwargs={"shape_at": 3}), 5)
 
 
-def test_missing_time_limit_is_warned_of(caplog):
-    _warn_endless.cache_clear()  # it is said once per environment
-    with caplog.at_level(logging.WARNING, "qfleet.envs"):
-        faulty(kwargs={"length": 0}, max_episode_steps=20)
-        assert not caplog.records
-        for _ in range(2):
-            faulty(kwargs={"length": 0})
-    assert "max_episode_steps" in caplog.text and len(caplog.records) == 1
-
-
 def test_an_env_that_never_ends_is_truncated_by_config():
     outs = roll(faulty(kwargs={"length": 0}, max_episode_steps=20), 45)
     assert [t for t, out in enumerate(outs) if out.last[0]] == [19, 40]
@@ -338,6 +328,19 @@ def test_an_env_that_has_no_limit_is_truncated_where_it_must_end(caplog):
     outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=20, max_episode_steps=30), 45)
     assert [t for t, out in enumerate(outs) if out.last[0]] == [29], "a limit of its own is the one that counts"
     assert len(caplog.records) == 1
+
+
+def test_an_environment_without_a_limit_whose_episodes_end_is_not_warned_of(caplog):
+    _warn_truncated.cache_clear()
+    with caplog.at_level(logging.WARNING, "qfleet.envs"):
+        outs = roll(faulty(kwargs={"length": 9}), 45)
+    assert sum(bool(out.last[0]) for out in outs) == 4 and not caplog.records
+
+
+def test_null_lets_episodes_go_on(caplog):
+    with caplog.at_level(logging.WARNING, "qfleet.envs"):
+        outs = roll(faulty(kwargs={"length": 0}, unlimited_episode_steps=None), 45)
+    assert not any(out.last[0] for out in outs) and not caplog.records
 
 
 class Liar(Tape):

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from qfleet.core.env import Leaf
 from qfleet.core.errors import UserError
-from qfleet.envs.spaces import FrameStack, ImageFormat, ObservationEncoder, SpaceMismatch, make_action_decoder
+from qfleet.envs.images import ImageFormat
+from qfleet.envs.leaf_reader import SpaceMismatch
+from qfleet.envs.spaces import FrameStack, ObservationEncoder, make_action_decoder
 
 PLAIN = ImageFormat()
 
@@ -47,7 +49,7 @@ def test_images_are_channel_first(shape, leaf):
 
 def test_bytes_that_are_no_image_are_a_vector():
     assert see(spaces.Box(0, 255, (128,), np.uint8), np.full(128, 7, np.uint8))[0]["obs"].kind == "vector"
-    assert see(spaces.Box(0, 3, (8, 8), np.uint8), np.ones((8, 8), np.uint8))[0]["obs"].kind == "vector"
+    assert see(spaces.Box(0, 3, (8, 4), np.uint8), np.ones((8, 4), np.uint8))[0]["obs"].kind == "vector"
 
 
 def test_several_images_at_once_are_refused_with_the_remedy():

@@ -34,8 +34,9 @@ def test_equal_bounds_are_stored_once():
 
 
 @pytest.mark.parametrize("space", [
-    spaces.Text(4), spaces.Dict([((1, 2), TWO)]),
-    spaces.Box(np.linspace(-1, 0, MOST_BOUNDS + 1, dtype=np.float32), np.float32(1))], ids=["text", "key", "bounds"])
+    spaces.Dict([((1, 2), TWO)]), spaces.Sequence(TWO),
+    spaces.Box(np.linspace(-1, 0, MOST_BOUNDS + 1, dtype=np.float32), np.float32(1))],
+    ids=["key", "sequence", "bounds"])
 def test_what_cannot_be_stored_is_left_out(space):
     assert spaces_to_json(space, TWO) is None
 

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from qfleet.core.agent import ExplorationParams, epsilon_greedy
+from qfleet.core.errors import UserError
 from qfleet.envs import atari
-from qfleet.explore import constant, exponential, gaussian, ladder, linear, ou
+from qfleet.explore import constant, exponential, ez_greedy, gaussian, ladder, linear, ou
 from qfleet.runconfig.resolution import resolve
+from qfleet.runs.checkpoint_parts import pack_state, unpack_state
 
 
 def test_linear_falls_and_stays():
@@ -75,3 +78,76 @@ def test_noise_has_a_size_for_every_lane_of_the_run(module, theta):
 def test_warm_up_is_random_and_what_follows_is_not():
     explorer = gaussian.build(gaussian.Config(warmup_steps=100), 2, 0, 2)
     assert explorer.params(99).epsilon.tolist() == [1, 1] and explorer.params(100).epsilon.tolist() == [0, 0]
+
+
+def repetitions(explorer, steps, at=0):
+    """Of lane 0: for each run of random steps, the choice and how often it was taken in a row."""
+    found, previous = [], None
+    for _ in range(steps):
+        params = explorer.params(at)
+        choice = params.choice[0].item() if params.epsilon[0] else None
+        if choice is not None:
+            if choice == previous:
+                found[-1][1] += 1
+            else:
+                found.append([choice, 1])
+        previous = choice
+    return found
+
+
+def test_ez_greedy_repeats_random_actions_by_a_power_law():
+    explorer = ez_greedy.build(ez_greedy.Config(mu=2.0, max_repeats=4), 1, 0, 1)
+    lengths = [length for _, length in repetitions(explorer, 60_000)]
+    wanted = [n**-2.0 for n in (1, 2, 3, 4)]
+    shares = [lengths.count(n) / len(lengths) for n in (1, 2, 3, 4)]
+    assert max(lengths) == 4
+    assert shares == pytest.approx([w / sum(wanted) for w in wanted], abs=0.01)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5])
+def test_epsilon_of_ez_greedy_is_the_share_of_random_steps(epsilon):
+    explorer = ez_greedy.build(ez_greedy.Config(start=epsilon, end=epsilon), 500, 0, 500)
+    shares = [explorer.params(0).epsilon.mean().item() for _ in range(600)]
+    assert sum(shares[200:]) / 400 == pytest.approx(epsilon, rel=0.04)  # the first steps have begun no repetition yet
+
+
+def test_ez_greedy_explores_at_the_start_and_hardly_at_the_end():
+    explorer = ez_greedy.build(ez_greedy.Config(end=0.0, steps=100), 3, 0, 3)
+    assert explorer.params(0).epsilon.tolist() == [1.0] * 3
+    for lane in range(3):
+        explorer.end_episode(lane, 1.0)
+    assert explorer.params(100).epsilon.tolist() == [0.0] * 3
+
+
+def test_an_action_is_not_repeated_into_the_next_episode():
+    cfg = ez_greedy.Config(mu=0.01, max_repeats=50)
+    explorer, choices = ez_greedy.build(cfg, 2, 0, 2), []
+    for _ in range(40):
+        choices.append(explorer.params(0).choice.tolist())
+        explorer.end_episode(0, None)
+    assert len({own for own, _ in choices}) == 40, "lane 0 ends an episode after every step"
+    assert len({other for _, other in choices}) < 8, "lane 1 does not"
+
+
+def test_ez_greedy_continues_from_a_checkpoint():
+    whole, parts = (ez_greedy.build(ez_greedy.Config(start=0.5, end=0.5), 4, 0, 4) for _ in range(2))
+    whole.seed(3)
+    for _ in range(25):
+        whole.params(0)
+    parts.load_state_dict(unpack_state(pack_state(whole.state_dict())))
+    for _ in range(25):
+        mine, its = whole.params(0), parts.params(0)
+        assert torch.equal(mine.epsilon, its.epsilon) and torch.equal(mine.choice, its.choice)
+
+
+def test_a_choice_selects_the_random_action_and_only_that():
+    q_NA = torch.tensor([[1.0, 0, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0]])
+    params = ExplorationParams(torch.tensor([1.0, 1, 1, 1, 0]), choice=torch.tensor([0.0, 0.4, 0.99, 1.0, 0.99]))
+    assert epsilon_greedy(q_NA, params, torch.Generator()).tolist() == [0, 1, 2, 2, 0]
+
+
+def test_learned_noise_is_combined_with_ez_greedy_only_on_request():
+    words = ["explore.kind=ez_greedy", "explore.start=0", "agent.noisy=true"]
+    with pytest.raises(UserError, match="noisy_epsilon"):
+        resolve("cartpole", words)
+    assert resolve("cartpole", [*words, "agent.noisy_epsilon=true"]).config.explore.kind == "ez_greedy"

@@ -20,7 +20,7 @@ from qfleet.runconfig.resumable import RESUMABLE
 from qfleet.runconfig.run_config import RunConfig
 
 GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5", "control": "Pendulum-v1",
-           "control-pixels": "x:Y"}
+           "control-pixels": "x:Y", "small-images": "x:Y"}
 DOCS = Path(resolution.__file__).parents[2] / "docs" / "configuration.md"
 
 
@@ -220,13 +220,34 @@ def test_the_recipe_that_an_id_suggests(env_id: str, name: str | None) -> None:
 
 
 def test_the_recipe_that_observations_suggest() -> None:
-    image = Leaf((3, 8, 8), "uint8", "image")
+    image = Leaf((3, 40, 40), "uint8", "image")
     vector = Leaf((4,), "float32", "vector")
     assert resolution.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector, "b": image}, 2)) == "pixels"
     box = Box((1,), (0.0,), (1.0,))
     assert resolution.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector}, 0, box=box)) == "control"
     assert resolution.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector, "b": image}, 0, box=box)) == "control-pixels"
     assert resolution.recipe_for("x:Y", EnvSpec("x:Y", {"a": vector}, 2)) == "vector"
+
+
+@pytest.mark.parametrize(("leaf", "recipe"), [
+    (Leaf((4, 10, 10), "uint8", "image", largest=1.0), "small-images"),
+    (Leaf((3, 7, 7), "uint8", "image", symbols=16), "small-images"),
+    (Leaf((3, 35, 35), "uint8", "image"), "small-images"), (Leaf((3, 36, 36), "uint8", "image"), "pixels"),
+    (Leaf((4, 64, 64), "float32", "image"), "small-images"), (Leaf((4, 65, 65), "float32", "image"), "pixels")])
+def test_boards_planes_and_small_pictures_have_a_recipe_of_their_own(leaf, recipe) -> None:
+    assert resolution.recipe_for("x:Y", EnvSpec("x:Y", {"a": leaf}, 2)) == recipe
+    spec = EnvSpec("x:Y", {"a": leaf, "b": Leaf((3, 84, 84), "uint8", "image")}, 2)
+    assert resolution.recipe_for("x:Y", spec) == "pixels", "one large picture decides"
+
+
+def test_another_environment_under_the_recipe_of_one_is_pointed_to_its_own(caplog) -> None:
+    resolution._recommend_id.cache_clear()
+    resolve("cartpole", ["env.id=CartPole-v0"])
+    resolve("vector", ["env.id=Acrobot-v1"])
+    assert not caplog.records
+    for _ in range(2):
+        assert resolve("cartpole", ["env.id=Acrobot-v1"]).config.env.id == "Acrobot-v1"
+    assert len(caplog.records) == 1 and "qfleet train Acrobot-v1" in caplog.text
 
 
 ENV = """
@@ -360,7 +381,7 @@ def test_the_json_schema_knows_every_kind() -> None:
 def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
     properties = describe.schema()["properties"]
     torso = properties["agent"]["anyOf"][0]["properties"]["torso"]
-    assert torso["anyOf"][0]["enum"] == ["auto", "efficient", "impala", "mlp", "nature", "small"]
+    assert torso["anyOf"][0]["enum"] == ["auto", "board", "efficient", "impala", "mlp", "nature", "small"]
     assert torso["default"] == "auto"
     for section, key in (("agent", "algo"), ("explore", "kind")):
         mine = properties[section]["anyOf"][-1]
@@ -371,7 +392,7 @@ def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
 
 def test_a_torso_is_found_by_name_before_anything_is_built() -> None:
     assert lines("pong", "agent.torso=natur") == [
-        "command line: agent.torso: 'natur' is not one of auto, efficient, impala, mlp, nature, small, or "
+        "command line: agent.torso: 'natur' is not one of auto, board, efficient, impala, mlp, nature, small, or "
         "module:attribute; did you mean nature?"]
     assert "or module:attribute" in lines("pong", "agent.torso=resnet")[0]
     assert "write module:attribute" in lines("pong", "agent.torso='my_nets:'")[0]
@@ -412,6 +433,18 @@ def test_an_exact_run_keeps_its_checkpoint_clock_on_resume() -> None:
     refused = r"(?s)checkpoint.period_steps: is 20000, but the run was started with 10000.*may change.*checkpoint.keep,"
     with pytest.raises(UserError, match=refused):
         resumable.changed_on_resume(old, resolve("cartpole", [*exact, "checkpoint.period_steps=2e4"]).config)
+
+
+def test_explain_says_which_symbols_auto_finds() -> None:
+    rows = [{row.key: row for row in describe.explain(resolve(env_id))}["env.image_symbols"]
+            for env_id in ("MiniGrid-Empty-5x5-v0", "MinAtar/Breakout-v1", "CartPole-v1")]
+    assert rows[0].description.endswith("(here: {image: 16})") and rows[1].description.endswith("(here: null)")
+    assert rows[0].value == "auto" and rows[2].description.endswith("null = none")
+
+
+def test_a_checkpoint_without_the_key_reads_images_as_it_was_trained_to() -> None:
+    assert resolution.playable({"env": {"id": "x:Y"}})["env"] == {"id": "x:Y", "image_symbols": None}
+    assert resolution.playable({"env": {"id": "x:Y", "image_symbols": {"a": 3}}})["env"]["image_symbols"] == {"a": 3}
 
 
 def test_the_table_of_keys_in_the_documentation_is_current() -> None:

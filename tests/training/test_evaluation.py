@@ -6,7 +6,7 @@ from fakes import TapeEnv, linear_agent
 
 from qfleet.actor.policy import Policy
 from qfleet.core.clock import Progress, Schedule
-from qfleet.core.errors import EnvFault, UserError
+from qfleet.core.errors import EnvFault
 from qfleet.learner.weight_store import Mailbox
 from qfleet.training.evaluation import EpisodeCounter, EvalConfig, Evaluator, EvaluatorHooks, evaluate
 
@@ -107,9 +107,10 @@ def test_schedule_by_steps_by_updates_and_never():
     assert not by_steps.due(Progress(49, 0)) and by_steps.due(Progress(50, 0))
 
 
-def test_an_endless_episode_ends_the_evaluation_and_the_error_names_the_remedy(monkeypatch):
+def test_episodes_that_do_not_end_are_scored_as_they_stand_and_the_warning_names_the_remedy(monkeypatch, caplog):
     monkeypatch.setattr("qfleet.training.evaluation.ENDLESS_STEPS", 50)
     policy = Policy(linear_agent(), 0, torch.device("cpu"))
-    with pytest.raises(UserError, match=r"set env\.max_episode_steps"):
-        evaluate(policy, TapeEnv([10**9, 10**9]), 2, 0.0, 1)
+    score = evaluate(policy, TapeEnv([10**9, 10**9]), 2, 0.0, 1)
+    assert score.lengths == [50, 50] and score.returns == [500, 500]
+    assert "set env.max_episode_steps" in caplog.text
     assert evaluate(policy, TapeEnv([49, 49]), 4, 0.0, 1).mean == 490

@@ -13,15 +13,24 @@ from qfleet.accel.kernels.kernel_compiler import compile_kernel, custom_kernels_
 WORDS = {4: torch.int32, 8: torch.int64}
 
 
-def image_input(x: torch.Tensor, dtype: torch.dtype, is_bytes: bool, reads_bytes: bool) -> torch.Tensor:
-    """Images as a torso reads them: scaled to [0, 1] if they are bytes, and on a GPU channels-last.
+def image_input(x: torch.Tensor, dtype: torch.dtype, divisor: float, reads_bytes: bool = False) -> torch.Tensor:
+    """Images as a torso reads them: divided by `divisor`, and on a GPU channels-last.
 
     On a GPU a torso that `reads_bytes` gets them unchanged, since it can form patches of a quarter of the size.
     """
-    if is_bytes and reads_bytes and x.is_cuda:
+    if reads_bytes and x.is_cuda:
         return x
-    pixels = x.to(dtype).mul_(1 / 255) if is_bytes else x.to(dtype)
+    pixels = x.to(dtype)
+    if divisor != 1:
+        pixels = pixels * (1 / divisor) if pixels is x else pixels.mul_(1 / divisor)
     return pixels.contiguous(memory_format=torch.channels_last) if x.is_cuda else pixels
+
+
+def symbol_planes(x: torch.Tensor, symbols: int, dtype: torch.dtype) -> torch.Tensor:
+    """One-hot planes [B, C · symbols, H, W] of images [B, C, H, W] of symbols; higher ones count as the last."""
+    values = torch.arange(symbols, dtype=x.dtype, device=x.device)[:, None, None]
+    planes = (x.clamp(max=symbols - 1).unsqueeze(2) == values).flatten(1, 2).to(dtype)
+    return planes.contiguous(memory_format=torch.channels_last) if x.is_cuda else planes
 
 
 def bytes_to_patches(x: torch.Tensor, stride: int, dtype: torch.dtype) -> torch.Tensor:
