@@ -19,7 +19,7 @@ from qfleet.config import (
 )
 from qfleet.core.env import EnvSpec
 from qfleet.runconfig.auto import symbols_of
-from qfleet.runconfig.resolution import Resolved, env_spec_of
+from qfleet.runconfig.resolution import IMAGE_RECIPES, Resolved, env_spec_of
 from qfleet.runconfig.run_config import ALGO, EXPLORE, RunConfig
 
 SYMBOLS = "env.image_symbols"
@@ -46,10 +46,15 @@ def explain(resolved: Resolved) -> list[ExplainedKey]:
     rejected, unchecked = _rejected_keys(resolved.config)
     idle |= rejected
     docs |= {key: f"{docs[key]} (only for images)" for key in unchecked}
-    if resolved.config.env.image_symbols == "auto" and SYMBOLS not in idle:
+    if resolved.config.env.image_symbols == "auto" and SYMBOLS not in idle and _is_for_images(resolved):
         docs[SYMBOLS] += _found_symbols(resolved.config)
     return [ExplainedKey(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
             for key, value in flatten(resolved.config).items()]
+
+
+def _is_for_images(resolved: Resolved) -> bool:
+    """True if the recipe is one for images; otherwise the environment is not built to look for them."""
+    return not {f"recipe {name}" for name in IMAGE_RECIPES}.isdisjoint(resolved.provenance.values())
 
 
 def _found_symbols(config: RunConfig) -> str:

@@ -90,6 +90,9 @@ REMOVED = {
 NOT_PLAYED = (*REMOVED, "learner.capture")
 """Keys in checkpoints of older versions that this version may reject and that a trained agent does not need."""
 
+IMAGE_RECIPES = ("pixels", "small-images", "control-pixels")
+"""Recipes for environments with images."""
+
 LARGE_PICTURE = 36
 """Pixels of the shorter side of a picture that the torso `nature` can read."""
 

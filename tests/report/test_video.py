@@ -63,11 +63,17 @@ def test_prepared_pictures_are_even_and_keep_their_first_pixel(height, width, gr
     assert (picture[:height * factor, :width * factor] == naive).all()
 
 
+def test_floats_within_0_and_1_are_converted_to_bytes():
+    frame = np.array([[[0.0, 0.5, 1.0]]])
+    assert prepare_frame(frame)[0, 0].tolist() == [0, 128, 255]
+    assert (prepare_frame(np.zeros((2, 2))) == 0).all()
+
+
 def test_no_pictures_and_bad_pictures_are_refused_with_a_remedy(tmp_path):
     with pytest.raises(UserError, match="there are no frames"):
         write_mp4([], tmp_path / "a.mp4")
     with pytest.raises(UserError, match=r"uint8 .*float64 \[4, 4, 3\]"):
-        write_mp4([np.zeros((4, 4, 3))], tmp_path / "a.mp4")
+        write_mp4([np.full((4, 4, 3), 1.5)], tmp_path / "a.mp4")
     with pytest.raises(UserError, match="frame 3 has size 50x33"):
         write_mp4(solid(9, 2) + solid(9, 1, width=50), tmp_path / "a.mp4")
     with pytest.raises(UserError, match=r"does not end in \.mp4"):
