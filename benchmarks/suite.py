@@ -2,7 +2,7 @@
 
     python benchmarks/suite.py run [--tasks ...] [--contenders ...] [--candidates FILE] [--seeds ...] [--jobs N]
         [--limit-s S] [--steps N] [--out FILE]
-    python benchmarks/suite.py rank [FILE]
+    python benchmarks/suite.py rank [FILE] [--contenders ...]
     python benchmarks/suite.py table [FILE]
 
 Contenders: `default` (`qfleet train ENV_ID` with nothing but the number of steps), `recipe` (the packaged recipe that
@@ -58,29 +58,24 @@ class Job(Protocol):
 
 
 class CellProcess:
-    """A process that trains one cell, and the files that receive its output."""
+    """A process that trains one cell, and the files in `folder` that receive its output."""
 
-    def __init__(self, cell: Cell) -> None:
-        self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
-        asked = cell.header() | {"task": cell.task.name}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "cell", json.dumps(asked)], stdout=self._out, stderr=self._err,
-            env=one_thread(), start_new_session=True)
+    def __init__(self, cell: Cell, folder: str) -> None:
+        name = "-".join([cell.task.name.replace("/", "-"), cell.contender, str(cell.seed)])
+        self._out, self._err = Path(folder, f"{name}.out"), Path(folder, f"{name}.err")
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "cell", json.dumps(cell.header())], stdout=out, stderr=err,
+                env=one_thread(), start_new_session=True)
 
     def result(self) -> Record | None:
         code = self._process.poll()
         if code is None:
             return None
-        lines, errors = self._read(self._out).splitlines(), self._read(self._err)
-        if code == 0 and lines:
-            found: Record = json.loads(lines[-1])
+        if code == 0:
+            found: Record = json.loads(self._out.read_text().splitlines()[-1])
             return found
-        return {"status": "failed", "reason": f"exit code {code}: {errors[-1500:].strip()}"}
-
-    @staticmethod
-    def _read(file: Any) -> str:
-        file.seek(0)
-        return str(file.read())
+        return {"status": "failed", "reason": f"exit code {code}: {self._err.read_text()[-1500:].strip()}"}
 
     def stop(self) -> None:
         """End the process and its children: politely, then for good."""
@@ -99,18 +94,21 @@ def train_cells(cells: Iterable[Cell], jobs: int, deadline: float, expected_s: C
     running: list[tuple[Cell, Job]] = []
     left: list[Cell] = []
     try:
-        while (waiting or running) and time.monotonic() < deadline:
+        while waiting or running:
             for cell, job in list(running):
                 if (record := job.result()) is not None:
                     running.remove((cell, job))
                     finished(cell, record)
+            if time.monotonic() >= deadline:
+                break
             while waiting and len(running) < jobs:
                 cell = waiting.pop(0)
                 if time.monotonic() + expected_s(cell) > deadline:
                     left.append(cell)
                 else:
                     running.append((cell, start(cell)))
-            time.sleep(POLL_S if running else 0)
+            if running:
+                time.sleep(POLL_S)
     except KeyboardInterrupt:
         print("interrupted: ending the cells in training", file=sys.stderr)
     finally:
@@ -153,8 +151,9 @@ def run(args: argparse.Namespace) -> int:
     done = {key_of(record) for record in records if record["status"] == "done"}
     missing = [cell for cell in cells if cell.key not in done]
     print(f"{len(missing)} of {len(cells)} cells to train", flush=True)
-    left = train_cells(missing, args.jobs, begun + (args.limit_s or float("inf")), expectation(records), CellProcess,
-                       finished)
+    with tempfile.TemporaryDirectory() as folder:
+        left = train_cells(missing, args.jobs, begun + (args.limit_s or float("inf")), expectation(records),
+                           lambda cell: CellProcess(cell, folder), finished)
     if left:
         print(f"{len(left)} cells are left; run the same command again")
     print(", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing was trained")
@@ -232,7 +231,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     runs.add_argument("--steps", type=int, metavar="N", help="train at most this many steps, to try the script")
     runs.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default: {OUT.name} in results")
     for name, what in (("rank", "compare the contenders of FILE"), ("table", "print the table of the documentation")):
-        commands.add_parser(name, help=what).add_argument("file", type=Path, nargs="?", default=OUT)
+        shows = commands.add_parser(name, help=what, allow_abbrev=False)
+        shows.add_argument("file", type=Path, nargs="?", default=OUT, metavar="FILE", help=f"default: {OUT.name}")
+        if name == "rank":
+            shows.add_argument("--contenders", nargs="+", metavar="NAME", help="rank only these (default: all of FILE)")
     commands.add_parser("cell").add_argument("cell")  # the process of one cell
     return parser.parse_args(argv)
 
@@ -248,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = suite_tables.read(args.file)
         if not records:
             raise UserError(f"{args.file}: has no records; train some with `python benchmarks/suite.py run`")
-        print(suite_tables.ranking(records) if args.command == "rank" else suite_tables.table(records))
+        print(suite_tables.ranking(records, args.contenders) if args.command == "rank" else suite_tables.table(records))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

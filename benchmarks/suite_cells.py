@@ -1,7 +1,7 @@
 """The cells of suite.py: tasks, contenders, the settings of each, and the training and scoring of one cell.
 
-A cell is one run: a task, a contender and a seed. Its settings are complete, so that a process can train it without further
-files, and their digest tells whether a record belongs to the settings that a contender has now.
+A cell is one run: a task, a contender and a seed. Its settings are complete, so that a process can train it without
+further files, and their digest tells whether a record belongs to the settings that a contender has now.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Stable-Baselines3's side of suite.py: DQN, or TD3 where actions are continuous.
 
-Observations are given as the library takes them best without changes to it. Dict observations of MiniGrid become the image
-alone, flattened and not divided by 255, since its entries are small integers. Tuples are flattened, with categories one-hot.
-Boards of MinAtar are seen by the network of the MinAtar paper (a convolution of 16 filters of 3 x 3, 128 hidden units), with
-default settings as well: the library's own CNN needs images of at least 36 x 36, and an MLP would learn less from a board.
+Observations are converted as the library's users convert them. Of MiniGrid's Dict it sees the image alone, flattened
+and not divided by 255, since its entries are small integers. Tuples are flattened, with categories one-hot. MinAtar's
+boards are seen by the network of the MinAtar paper (a convolution of 16 filters of 3 x 3, 128 hidden units), with
+default settings as well: the library's own CNN needs images of at least 36 x 36, and its MLP does not know which cells
+are neighbours.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from suite_cells import FRESH_LANES, FRESH_SEEDS, Cell, Stopwatch, Trained
 
 UNLIMITED_EVAL_STEPS = 10_000
-"""Limit of an evaluation's episodes where the environment has none, as in qfleet: some policies never end an episode."""
+"""Limit of episodes in evaluations where the environment has none, as in qfleet: some policies never end one."""
 
 EVAL_SEEDS = 20_000
 NOISES = {"normal": NormalActionNoise, "ornstein-uhlenbeck": OrnsteinUhlenbeckActionNoise}

@@ -80,22 +80,22 @@ def groups(records: Iterable[Record]) -> dict[tuple[str, str], Group]:
             for key, each in found.items()}
 
 
-def ranking(records: Sequence[Record]) -> str:
+def ranking(records: Sequence[Record], chosen: Sequence[str] | None = None) -> str:
     """Every contender at every task, and their order over the tasks that all of them were trained at."""
     found = groups(records)
     names = list(dict.fromkeys(task for task, _ in found))
-    contenders = list(dict.fromkeys(contender for _, contender in found))
+    contenders = list(chosen or dict.fromkeys(contender for _, contender in found))
     lines = [row(["task", *contenders])]
     lines += [row([name, *(cell(found.get((name, each))) for each in contenders)]) for name in names]
     common = [name for name in names if all((name, each) in found for each in contenders)
-              and any(found[name, each].judged for each in contenders)]
+              and found[name, contenders[0]].judged]
     if not common:
         return "\n".join([*lines, "", "no task with a threshold has all contenders: there is no ranking"])
     order = sorted(contenders, key=lambda each: place(each, common, found))
-    lines += ["", f"over {len(common)} tasks that all were trained at ({', '.join(common)}):"]
+    lines += ["", f"on the tasks that all of them were trained at: {', '.join(common)}"]
     for number, each in enumerate(order, 1):
         unsolved, effort = place(each, common, found)
-        lines.append(f"{number}. {each}: {-unsolved:.0%} of the seeds solved, {effort:.0%} of the steps")
+        lines.append(f"{number}. {each}: {-unsolved:.0%} of the seeds solved, {effort:.0%} of the steps used")
     return "\n".join(lines)
 
 
@@ -155,7 +155,7 @@ def entry(group: Group) -> str:
 
 def short(value: float) -> str:
     """A score with about three digits and a typographic minus."""
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
     text = f"{value:,.{digits}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−")
 
