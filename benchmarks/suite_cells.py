@@ -224,6 +224,8 @@ def train_ours(cell: Cell) -> Trained:
         result = qfleet.train(cell.settings["source"], [*cell.settings["overrides"], f"seed={cell.seed}",
                                                         f"run.root={root}"], sinks=[watch])
         cpu_s, wall_s = clock.read()
+        if result.exit_code:
+            raise UserError(f"the training ended early: {result.reason}, after {result.steps:,} steps")
         fresh = qfleet.evaluate(result.directory, episodes=cell.task.episodes, seed=FRESH_SEEDS + cell.seed,
                                 lanes=min(FRESH_LANES, cell.task.episodes))
     return Trained([float(each) for each in fresh.returns], watch.curve, result.steps, cpu_s, wall_s)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from suite_cells import tasks
+
 Record = dict[str, Any]
 COLUMNS = {"default": "qfleet default", "recipe": "packaged recipe", "sb3": "SB3 default", "sb3-zoo": "SB3 tuned"}
 
@@ -27,6 +29,10 @@ class Group:
     contender: str
     runs: tuple[Record, ...]
     """One record for each seed, trained or failed."""
+
+    @property
+    def seeds(self) -> str:
+        return f"{len(self.runs)} seed{'s' * (len(self.runs) > 1)}"
 
     @property
     def done(self) -> list[Record]:
@@ -80,10 +86,16 @@ def groups(records: Iterable[Record]) -> dict[tuple[str, str], Group]:
             for key, each in found.items()}
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each task once, in the order of the suite."""
+    found, suite = list(dict.fromkeys(names)), list(tasks())
+    return sorted(found, key=lambda name: suite.index(name) if name in suite else len(suite))
+
+
 def ranking(records: Sequence[Record], chosen: Sequence[str] | None = None) -> str:
     """Every contender at every task, and their order over the tasks that all of them were trained at."""
     found = groups(records)
-    names = list(dict.fromkeys(task for task, _ in found))
+    names = in_order(task for task, _ in found)
     contenders = list(chosen or dict.fromkeys(contender for _, contender in found))
     lines = [row(["task", *contenders])]
     lines += [row([name, *(cell(found.get((name, each))) for each in contenders)]) for name in names]
@@ -116,7 +128,7 @@ def cell(group: Group | None) -> str:
         return f"0 of {len(group.runs)}: failed"
     score = f"{short(group.median('score'))}"
     if not group.judged:
-        return f"{score} ({len(group.done)} seeds)"
+        return f"{score} ({group.seeds})"
     steps = f", {group.steps:,.0f} steps" if group.steps else ""
     return f"{group.solved} of {len(group.runs)}, {score}{steps}"
 
@@ -128,7 +140,7 @@ def table(records: Sequence[Record]) -> str:
     without = {(record["task"], record["contender"]): missing[record["status"]] for record in records
                if record["status"] in missing}
     lines = ["| task | steps | threshold | " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * (len(COLUMNS) + 3)]
-    for name in dict.fromkeys(task for task, contender in found if contender in COLUMNS):
+    for name in in_order(task for task, contender in found if contender in COLUMNS):
         shown = {contender: found.get((name, contender)) for contender in COLUMNS}
         cells = [entry(group) if group else without.get((name, contender), "not run")
                  for contender, group in shown.items()]
@@ -147,7 +159,7 @@ def entry(group: Group) -> str:
     """A cell of the table: solved seeds, median score, median steps to the threshold, median CPU seconds."""
     if not group.done:
         return f"0 of {len(group.runs)}, failed"
-    parts = [f"**{group.solved} of {len(group.runs)}**" if group.judged else f"{len(group.runs)} seeds",
+    parts = [f"**{group.solved} of {len(group.runs)}**" if group.judged else group.seeds,
              short(group.median("score")), *([f"{group.steps:,.0f} steps"] if group.steps else []),
              f"{group.median('cpu_s'):,.0f} s"]
     return ", ".join(parts)
