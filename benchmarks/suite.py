@@ -14,7 +14,8 @@ of rl-zoo3), and the candidates of --candidates, a YAML file with lists of key=v
 Every cell (task, contender, seed) is a process with one thread and without a GPU. Its score is the mean return of fresh
 greedy episodes of the run's best policy. CPU and wall seconds are those of the training with its evaluations. `run`
 trains the cells that FILE does not have yet with the present settings, the longest first, and appends one line of JSON
-for each. When the time is over it ends the unfinished ones, which the next call starts anew. Tasks are in suite.yaml.
+for each. When the time is over it ends the unfinished ones, which the next call starts anew if it has more time for
+them than this one had. Tasks are in suite.yaml.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from qfleet.core.errors import UserError
 OUT = Path(__file__).parent / "results" / "suite.jsonl"
 POLL_S, STOP_S = 0.2, 10.0
 MARGIN = 1.2
-"""A cell is not started if `MARGIN` times the longest earlier cell of its task and contender would not finish."""
+"""A cell is not started unless there is time for `MARGIN` times the longest earlier one of its task and contender."""
 
 Record = dict[str, Any]
 
@@ -91,14 +92,14 @@ def train_cells(cells: Iterable[Cell], jobs: int, deadline: float, expected_s: C
                 start: Callable[[Cell], Job], finished: Callable[[Cell, Record], None]) -> list[Cell]:
     """Train cells, `jobs` at a time, the costliest first; returns those that the time was too short for."""
     waiting = sorted(cells, key=lambda cell: -cell.cost)
-    running: list[tuple[Cell, Job]] = []
+    running: list[tuple[Cell, Job, float]] = []
     left: list[Cell] = []
     try:
         while waiting or running:
-            for cell, job in list(running):
-                if (record := job.result()) is not None:
-                    running.remove((cell, job))
-                    finished(cell, record)
+            for each in list(running):
+                if (record := each[1].result()) is not None:
+                    running.remove(each)
+                    finished(each[0], record)
             if time.monotonic() >= deadline:
                 break
             while waiting and len(running) < jobs:
@@ -106,15 +107,18 @@ def train_cells(cells: Iterable[Cell], jobs: int, deadline: float, expected_s: C
                 if time.monotonic() + expected_s(cell) > deadline:
                     left.append(cell)
                 else:
-                    running.append((cell, start(cell)))
+                    running.append((cell, start(cell), time.monotonic()))
             if running:
                 time.sleep(POLL_S)
     except KeyboardInterrupt:
         print("interrupted: ending the cells in training", file=sys.stderr)
     finally:
-        for _, job in running:
+        for _, job, _ in running:
             job.stop()
-    return [*left, *waiting, *(cell for cell, _ in running)]
+    for cell, _, begun in running:
+        wall_s = round(time.monotonic() - begun, 1)
+        finished(cell, {"status": "stopped", "reason": f"unfinished after {wall_s:.0f} s", "wall_s": wall_s})
+    return [*left, *waiting, *(cell for cell, _, _ in running)]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -155,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
         left = train_cells(missing, args.jobs, begun + (args.limit_s or float("inf")), expectation(records),
                            lambda cell: CellProcess(cell, folder), finished)
     if left:
-        print(f"{len(left)} cells are left; run the same command again")
+        print(f"{len(left)} cells are left; run the same command again, with more time if they were stopped before")
     print(", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing was trained")
     return 1 if counts["failed"] else 0
 
@@ -185,8 +189,8 @@ def key_of(record: Record) -> tuple[str, str, int, str]:
 def expectation(records: Sequence[Record]) -> Callable[[Cell], float]:
     """How long a cell is expected to take, in seconds, by the earlier ones of its task and contender; else 0."""
     def expected_s(cell: Cell) -> float:
-        same = [record["wall_s"] for record in records if record["status"] == "done" and cell.settings["total_steps"]
-                == record["settings"]["total_steps"] and key_of(record)[:2] == cell.key[:2]]
+        same = [record["wall_s"] for record in records if "wall_s" in record and key_of(record)[:2] == cell.key[:2]
+                and record["settings"]["total_steps"] == cell.settings["total_steps"]]
         return MARGIN * max(same, default=0.0)
 
     return expected_s

@@ -75,7 +75,7 @@ def groups(records: Iterable[Record]) -> dict[tuple[str, str], Group]:
     """
     found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
     for record in records:
-        if "seed" not in record or record["status"] == "absent":
+        if "seed" not in record or record["status"] not in ("done", "failed"):
             continue
         by_digest = found.setdefault((record["task"], record["contender"]), {})
         runs = by_digest.pop(record["settings"]["digest"], {})  # and again at the end, as the newest

@@ -164,18 +164,20 @@ def test_the_costliest_cells_start_first_and_never_more_than_asked(monkeypatch):
 def test_when_the_time_is_over_cells_in_training_are_stopped_and_left(monkeypatch):
     monkeypatch.setattr(suite, "POLL_S", 0.01)
     jobs = {1: FakeJob(looks=10**9), 2: FakeJob(looks=0)}
-    ended = []
+    ended = {}
     left = suite.train_cells([cell(1, cost=3), cell(2, cost=2), cell(3, cost=1)], 2, time.monotonic() + 0.3,
                              lambda each: 100 * (each.seed == 3), lambda each: jobs[each.seed],
-                             lambda each, found: ended.append(each.seed))
-    assert ended == [2] and jobs[1].stopped and not jobs[2].stopped
+                             lambda each, found: ended.update({each.seed: found}))
+    assert {seed: found["status"] for seed, found in ended.items()} == {2: "done", 1: "stopped"}
+    assert jobs[1].stopped and not jobs[2].stopped and 0.2 < ended[1]["wall_s"] < 30
     assert [each.seed for each in left] == [3, 1], "3 would not have been done in time, and was not begun"
 
 
 def test_an_interrupt_stops_what_runs(monkeypatch, capsys):
     job = FakeJob(looks=10**9)
     monkeypatch.setattr(suite.time, "sleep", lambda s: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert suite.train_cells([cell()], 1, time.monotonic() + 60, lambda each: 0, lambda each: job, print) == [cell()]
+    left = suite.train_cells([cell()], 1, time.monotonic() + 60, lambda each: 0, lambda each: job, lambda *_: None)
+    assert left == [cell()]
     assert job.stopped and "interrupted" in capsys.readouterr().err
 
 
@@ -310,6 +312,8 @@ def test_wrong_words_end_with_2_and_without_a_traceback(run, capsys, tmp_path):
 
 def test_an_earlier_cell_says_how_long_the_next_takes():
     expected = suite.expectation([record("CartPole-v1", wall_s=50.0), record("CartPole-v1", seed=2, wall_s=70.0)])
+    stopped = {"status": "stopped", "wall_s": 90.0}
+    assert suite.expectation([record("CartPole-v1"), record("CartPole-v1") | stopped])(cell(3)) == suite.MARGIN * 90
     assert expected(cell(3)) == suite.MARGIN * 70 and expected(cell(3, "sb3")) == expected(cell(3, steps=2_000)) == 0
 
 
@@ -324,6 +328,7 @@ def test_the_newest_settings_count_and_a_trained_seed_before_a_failed_one():
     failed = {"status": "failed", "reason": "x"}
     found = suite_tables.groups([record(digest="old", seed=7), record(seed=1), record(seed=2) | failed,
                                  record(seed=1) | failed, record(seed=3, score=9.0),
+                                 record(seed=4) | {"status": "stopped"},
                                  {"task": "T", "contender": "default", "status": "absent", "reason": "x"}])
     group = found["T", "default"]
     assert [(run["seed"], run["status"]) for run in group.runs] == [(1, "done"), (2, "failed"), (3, "done")]
