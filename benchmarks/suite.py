@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -123,35 +122,28 @@ def train_cells(cells: Iterable[Cell], jobs: int, deadline: float, expected_s: C
 
 def run(args: argparse.Namespace) -> int:
     """Train the missing cells; the exit code is 1 if one failed."""
-    begun, command = time.monotonic(), shlex.join(sys.argv)
+    begun = time.monotonic()
     candidates = read_candidates(args.candidates)
-    contenders = args.contenders or [*CONTENDERS, *candidates]
-    if unknown := [name for name in contenders if name not in (*CONTENDERS, *candidates)]:
-        raise UserError(f"--contenders {' '.join(unknown)}: there are {', '.join([*CONTENDERS, *candidates])}; name a "
-                        "file of candidates with --candidates")
     records = suite_tables.read(args.out)
     counts: Counter[str] = Counter()
     cells: list[Cell] = []
 
-    def write(record: Record) -> None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("a") as file:
-            file.write(json.dumps(record | {"machine": describe_machine(command)}) + "\n")
+    def note(name: str, found: Record) -> None:
+        counts[found["status"]] += 1
+        print(f"{name}: {told(found)}", flush=True)
 
     def finished(cell: Cell, found: Record) -> None:
-        counts[found["status"]] += 1
-        write(cell.header() | found)
-        print(f"{cell.task.name:25} {cell.contender:20} seed {cell.seed}: {told(found)}", flush=True)
+        note(f"{cell.task.name:25} {cell.contender:20} seed {cell.seed}", found)
+        append(args.out, cell.header() | found)
 
     for name in args.tasks or tasks():
-        for contender in contenders:
+        for contender in known_contenders(args.contenders, candidates):
             found, reason = wanted(name, contender, candidates, args)
-            if reason:
-                counts[reason["status"]] += 1
-                print(f"{name:25} {contender:20} {told(reason)}", flush=True)
-                if not any(known(record, name, contender, reason) for record in records):
-                    write({"task": name, "contender": contender, **reason})
             cells += found
+            if reason:
+                note(f"{name:25} {contender:20}", reason)
+                if not any(says(record, name, contender, reason) for record in records):
+                    append(args.out, {"task": name, "contender": contender, **reason})
     done = {key_of(record) for record in records if record["status"] == "done"}
     missing = [cell for cell in cells if cell.key not in done]
     print(f"{len(missing)} of {len(cells)} cells to train", flush=True)
@@ -162,6 +154,22 @@ def run(args: argparse.Namespace) -> int:
         print(f"{len(left)} cells are left; run the same command again, with more time if they were stopped before")
     print(", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing was trained")
     return 1 if counts["failed"] else 0
+
+
+def known_contenders(chosen: Sequence[str] | None, candidates: dict[str, list[str]]) -> list[str]:
+    """The chosen contenders, or all; an unknown name is a UserError."""
+    names = [*CONTENDERS, *candidates]
+    if unknown := [name for name in chosen or () if name not in names]:
+        raise UserError(f"--contenders {' '.join(unknown)}: there are {', '.join(names)}; name a file of candidates with "
+                        "--candidates")
+    return list(chosen or names)
+
+
+def append(path: Path, record: Record) -> None:
+    """Add a record and what it was made with to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record | {"machine": describe_machine()}) + "\n")
 
 
 def wanted(name: str, contender: str, candidates: dict[str, list[str]],
@@ -177,7 +185,7 @@ def wanted(name: str, contender: str, candidates: dict[str, list[str]],
     return [Cell(task, contender, seed, settings) for seed in args.seeds], None
 
 
-def known(record: Record, task: str, contender: str, reason: Record) -> bool:
+def says(record: Record, task: str, contender: str, reason: Record) -> bool:
     """True if a record already says that there is no such cell, and why."""
     return (record["task"], record["contender"]) == (task, contender) and reason.items() <= record.items()
 

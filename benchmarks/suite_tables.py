@@ -101,6 +101,11 @@ def ranking(records: Sequence[Record], chosen: Sequence[str] | None = None) -> s
     lines += [row([name, *(cell(found.get((name, each))) for each in contenders)]) for name in names]
     common = [name for name in names if all((name, each) in found for each in contenders)
               and found[name, contenders[0]].judged]
+    reasons = {(record["task"], record["contender"]): record["reason"] for record in records
+               if record["status"] in ("absent", "failed")}
+    without = [f"{task}, {each}: {reason}" for (task, each), reason in reasons.items()
+               if each in contenders and (task, each) not in found]
+    lines += ["", "not trained:", *without] if without else []
     if not common:
         return "\n".join([*lines, "", "no task with a threshold has all contenders: there is no ranking"])
     order = sorted(contenders, key=lambda each: place(each, common, found))

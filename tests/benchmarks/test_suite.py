@@ -259,7 +259,7 @@ def run(monkeypatch, tmp_path, capsys):
     answers: dict[int, dict] = {}
     monkeypatch.setattr(suite, "CellProcess", start)
     monkeypatch.setattr(suite, "POLL_S", 0)
-    monkeypatch.setattr(suite, "describe_machine", lambda command: {"command": command})
+    monkeypatch.setattr(suite, "describe_machine", lambda: {"command": "suite.py"})
 
     def call(*words, failing=()):
         trained.clear()
@@ -348,6 +348,8 @@ def test_contenders_are_ranked_by_solved_seeds_then_by_steps():
                           "3. half: 50% of the seeds solved, 55% of the steps used"]
     assert lines[1].split("  ")[0] == "A" and "2 of 2, 500, 700 steps" in lines[1] and "12.3 (1 seed)" in lines[4]
     assert suite_tables.ranking(records, ["half"]).splitlines()[-2].endswith("A, B, C")
+    absent = {"task": "D", "contender": "fast", "status": "absent", "reason": "no such module"}
+    assert "\nnot trained:\nD, fast: no such module\n" in suite_tables.ranking([*records, absent])
     assert "there is no ranking" in suite_tables.ranking([record("D", threshold=None)])
 
 
