@@ -38,9 +38,11 @@ import suite_tables
 from speed import describe_machine
 from suite_cells import CONTENDERS, Absent, Cell, one_thread, read_candidates, settings_of, tasks, train
 
+from qfleet.cli.options import at_least
 from qfleet.core.errors import UserError
 
 OUT = Path(__file__).parent / "results" / "suite.jsonl"
+SEEDS = [1, 2, 3, 4, 5]
 POLL_S, STOP_S = 0.2, 10.0
 MARGIN = 1.2
 """A cell is not started unless there is time for `MARGIN` times the longest earlier one of its task and contender."""
@@ -160,8 +162,8 @@ def known_contenders(chosen: Sequence[str] | None, candidates: dict[str, list[st
     """The chosen contenders, or all; an unknown name is a UserError."""
     names = [*CONTENDERS, *candidates]
     if unknown := [name for name in chosen or () if name not in names]:
-        raise UserError(f"--contenders {' '.join(unknown)}: there are {', '.join(names)}; name a file of candidates with "
-                        "--candidates")
+        raise UserError(f"--contenders {' '.join(unknown)}: there are {', '.join(names)}; "
+                        "name a file of candidates with --candidates")
     return list(chosen or names)
 
 
@@ -237,10 +239,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     runs.add_argument("--tasks", nargs="+", choices=list(tasks()), metavar="ID", help="default: all of suite.yaml")
     runs.add_argument("--contenders", nargs="+", metavar="NAME", help="default: all, and all candidates")
     runs.add_argument("--candidates", type=Path, metavar="FILE", help="YAML file: name: [key=value, ...]")
-    runs.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N", help="default: 1 to 5")
-    runs.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
-    runs.add_argument("--limit-s", type=float, metavar="S", help="end after this many seconds")
-    runs.add_argument("--steps", type=int, metavar="N", help="train at most this many steps, to try the script")
+    runs.add_argument("--seeds", nargs="+", type=at_least(0), default=SEEDS, metavar="N", help="default: 1 to 5")
+    runs.add_argument("--jobs", type=at_least(1), default=1, metavar="N", help="cells at a time (default: 1)")
+    runs.add_argument("--limit-s", type=at_least(1), metavar="S", help="end after this many seconds")
+    runs.add_argument("--steps", type=at_least(1), metavar="N", help="train at most this many steps, to try the script")
     runs.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default: {OUT.name} in results")
     for name, what in (("rank", "compare the contenders of FILE"), ("table", "print the table of the documentation")):
         shows = commands.add_parser(name, help=what, allow_abbrev=False)

@@ -51,8 +51,8 @@ class Task:
     threshold: float | None
     episodes: int = 100
     cost: float = 1.0
-    needs: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
+    needs: Sequence[str] = ()
+    ids: Sequence[str] = ()
 
     def solved(self, score: float) -> bool | None:
         return None if self.threshold is None else score >= self.threshold
@@ -75,8 +75,8 @@ class Task:
 @cache
 def tasks() -> dict[str, Task]:
     """The suite, in its order."""
-    return {name: Task(name, **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-            for name, row in read_yaml(TASKS)["tasks"].items()}
+    rows: dict[str, dict[str, Any]] = read_yaml(TASKS)["tasks"]
+    return {name: Task(name, **row) for name, row in rows.items()}
 
 
 def tuned(task: str) -> dict[str, Any] | None:
