@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
     def note(name: str, found: Record) -> None:
         counts[found["status"]] += 1
-        print(f"{name}: {told(found)}", flush=True)
+        print(f"{name.rstrip()}: {told(found)}", flush=True)
 
     def finished(cell: Cell, found: Record) -> None:
         note(f"{cell.task.name:25} {cell.contender:20} seed {cell.seed}", found)
