@@ -217,18 +217,29 @@ def train(cell: Cell) -> dict[str, Any]:
             "wall_s": found.wall_s, "curve": [[step, round(mean, 4)] for step, mean in found.curve]}
 
 
+class TimedEvaluations(Evaluations):
+    """Also keeps the time at the newest record: the end of the training, without what follows it, such as a score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock = Stopwatch()
+        self.cpu_s, self.wall_s = self._clock.read()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        super().write(record)
+        self.cpu_s, self.wall_s = self._clock.read()
+
+
 def train_ours(cell: Cell) -> Trained:
-    watch = Evaluations()
     with tempfile.TemporaryDirectory() as root:
-        clock = Stopwatch()
+        watch = TimedEvaluations()
         result = qfleet.train(cell.settings["source"], [*cell.settings["overrides"], f"seed={cell.seed}",
                                                         f"run.root={root}"], sinks=[watch])
-        cpu_s, wall_s = clock.read()
         if result.exit_code:
             raise UserError(f"the training ended early: {result.reason}, after {result.steps:,} steps")
         fresh = qfleet.evaluate(result.directory, episodes=cell.task.episodes, seed=FRESH_SEEDS + cell.seed,
                                 lanes=min(FRESH_LANES, cell.task.episodes))
-    return Trained([float(each) for each in fresh.returns], watch.curve, result.steps, cpu_s, wall_s)
+    return Trained([float(each) for each in fresh.returns], watch.curve, result.steps, watch.cpu_s, watch.wall_s)
 
 
 def one_thread() -> dict[str, str]:

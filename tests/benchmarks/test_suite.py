@@ -127,6 +127,15 @@ def test_a_cell_is_trained_and_scored_by_fresh_episodes():
     json.dumps(found)
 
 
+def test_the_time_of_a_training_ends_with_its_last_record(monkeypatch):
+    import suite_cells
+
+    monkeypatch.setattr(suite_cells.Stopwatch, "_cpu_now", iter([10.0, 10.0, 12.5, 99.0]).__next__)
+    watch = suite_cells.TimedEvaluations()
+    watch.write({"step": 100, "eval/mean_reward": 3.0})
+    assert (watch.cpu_s, watch.curve) == (2.5, [(100, 3.0)])
+
+
 def test_the_first_evaluation_at_the_threshold_is_noted(monkeypatch):
     import suite_cells
 
