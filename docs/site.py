@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PARTS = ["*.md", "LICENSE", "docs/*.md", "docs/decisions/*.md", "docs/assets/*", "examples/**/*.*",
-         "benchmarks/*.py", "benchmarks/results/**/*.*", "qfleet/**/*.py", "qfleet/recipes/*.yaml"]
+         "benchmarks/*.py", "benchmarks/*.yaml", "benchmarks/results/**/*.*", "qfleet/**/*.py", "qfleet/recipes/*.yaml"]
 
 
 def on_config(config):

@@ -14,7 +14,8 @@ from typing import Any
 import qfleet
 from qfleet.runs.machine import cpu_model, gpus, package_versions
 
-PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "stable-baselines3", "tianshou", "cpprb")
+PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "box2d", "minigrid", "minatar", "stable-baselines3",
+            "tianshou", "cpprb")
 GIT_TIMEOUT_S = 10
 
 

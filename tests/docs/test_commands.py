@@ -273,6 +273,13 @@ def read_by_itself(script: Path, words: list[str], monkeypatch) -> tuple[argpars
     return taken.value.args
 
 
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Options of a parser and of its commands."""
+    commands = [command for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+                for command in action.choices.values()]
+    return set(parser._option_string_actions).union(*map(options_of, commands))
+
+
 def dry_run(line: str, monkeypatch) -> None:
     """Fails unless a script takes these words."""
     script, *words = shlex.split(line)
@@ -283,7 +290,7 @@ def dry_run(line: str, monkeypatch) -> None:
         assert words == [], "it takes no words"
         return
     parser, args = read_by_itself(path, words, monkeypatch)
-    assert {word for word in words if re.match(r"--[a-z]", word)} <= parser._option_string_actions.keys()
+    assert {word for word in words if re.match(r"--[a-z]", word)} <= options_of(parser)
     if args is not None and path.name == "bench.py":
         names, overrides = bench.split_words(args.words)
         found = bench.find_workloads(names)
@@ -301,6 +308,7 @@ def test_scripts_that_pages_show_take_what_they_are_given(line, monkeypatch):
 @pytest.mark.parametrize("line", ["benchmarks/learn.py --only 'no such row'", "benchmarks/learn.py --threads 3",
                                   "benchmarks/pong_family.py --only NAME --jbs 3", "tests/report/screenshots.py --fast",
                                   "benchmarks/continuous_returns.py learner.precison=bf16",
+                                  "benchmarks/suite.py run --jbs 3", "benchmarks/suite.py rnak",
                                   "benchmarks/bench.py pnog", "benchmarks/bench.py pong --rouns 3",
                                   "benchmarks/bench.py pong learner.batch_size=7",
                                   "benchmarks/bench.py pong --profile learner.precison=fp32"])
