@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import reduce
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,19 @@ from qfleet.config import (
     read_yaml,
     without,
 )
-from qfleet.config.objects import is_object
+from qfleet.config.objects import is_object, readable
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
 from qfleet.envs.isolated import make_isolated_env
+from qfleet.runconfig.algorithm_settings import SEQUENCES, AlgorithmChange, learns_from, name_of
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import ALGO, RunConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+RECURRENT = "recurrent"
+"""Recipe for recurrent agents with observations of any kind."""
+
 COMMAND_LINE = "command line"
 KEYWORDS = "keyword"
 """Source name of keyword arguments of the Python API."""
@@ -114,6 +119,8 @@ class Resolved:
 
     config: RunConfig
     provenance: Mapping[str, str]
+    note: str = ""
+    """One line on recipe settings that were replaced to suit the algorithm or environment of the user."""
 
 
 def read_recipe(path: Path, source: str) -> Recipe:
@@ -146,10 +153,7 @@ def list_recipes(words: Iterable[str] = ()) -> list[tuple[str, str]]:
 def _about(name: str) -> str:
     """Searchable text of a recipe: its name, description, environment, algorithm and the recipes it extends."""
     chain = _chain(name, Path())
-    layered = Layered(kinds_of(RunConfig))
-    for recipe in chain:
-        layered = layered.over(recipe.data, recipe.source)
-    values = layered.merged()
+    values = _layered(chain).merged()
     facts = [(values.get("env") or {}).get("id", ""), (values.get("agent") or {}).get("algo", "")]
     return " ".join([*(recipe.source for recipe in chain), chain[-1].description, *chain[-1].suits, *facts]).casefold()
 
@@ -253,32 +257,110 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
 
     `file` is a further YAML file on top of it, then come nested `settings`, then `overrides`, `key=value` pairs."""
     user, settings = nest(overrides), settings or {}
-    layered = Layered(kinds_of(RunConfig), EXCLUSIVE_KEYS)
+    below = _recipe_layers(name, file, _env_settings(settings, user))
+    layered = below.over(settings, KEYWORDS) if settings else below
+    if user:
+        layered = layered.over(user, COMMAND_LINE)
+    layered, note = _fit_recipe(layered)
+    try:
+        return Resolved(*build_config(RunConfig, layered, HINTS | REMOVED), note)
+    except UserError as error:
+        if cause := _action_kind_mismatch(below.merged(), layered.merged()):
+            mistakes = [line for line in str(error).splitlines() if not line.startswith("recipe ")]
+            raise UserError("\n".join([cause, *mistakes])) from None
+        raise
+
+
+def _recipe_layers(name: str | Mapping[str, Any], file: str | Path | None, env: Mapping[str, Any]) -> Layered:
+    """The layers of a recipe, file, environment id or settings, and of a further file; `env` are other env settings."""
     named: dict[str, Any] = {}
     if isinstance(name, Mapping):
         recipes = _with_extended(_recipe(dict(name), SETTINGS), Path())
     else:
         if names_env(name):
             named = {"env": {"id": name}}
-            name = _suited_recipe(name, _env_settings(settings, user))
+            name = _suited_recipe(name, env)
         recipes = _chain(name, Path())
     if file is not None:
         recipes += _chain(str(file), Path())
-    for recipe in recipes:
-        layered = layered.over(recipe.data, recipe.source)
-    if named:
-        layered = layered.over(named, COMMAND_LINE)
-    below = layered
-    if settings:
-        layered = layered.over(settings, KEYWORDS)
-    if user:
-        layered = layered.over(user, COMMAND_LINE)
-    try:
-        return Resolved(*build_config(RunConfig, layered, HINTS | REMOVED))
-    except UserError as error:
-        if cause := _action_kind_mismatch(below.merged(), layered.merged()):
-            raise UserError(f"{cause}\n{error}") from None
-        raise
+    layered = _layered(recipes)
+    return layered.over(named, COMMAND_LINE) if named else layered
+
+
+def _layered(recipes: Iterable[Recipe]) -> Layered:
+    layers = tuple((recipe.source, recipe.data) for recipe in recipes)
+    return Layered(kinds_of(RunConfig), EXCLUSIVE_KEYS, layers)
+
+
+def _fit_recipe(layered: Layered) -> tuple[Layered, str]:
+    """The layers with recipe settings that suit the user's algorithm and environment, and a note on what was replaced.
+
+    Values of the user are never replaced.
+    """
+    built_in = {f"recipe {name}" for name in recipe_names()}
+    recipe, own = layered.split(len(list(takewhile(lambda layer: layer[0] in built_in, layered.layers))))
+    if not recipe.layers or any(source in built_in for source, _ in own.layers):
+        return layered, ""
+    agent, env, note = _section(layered, "agent"), _section(layered, "env"), ""
+    if learns_from(agent) == SEQUENCES and _lacks_images(recipe, _section(own, "env")):
+        note = (f"{recipe.layers[-1][0]} is for images, and {readable(str(env['id']))} has none: recipe {RECURRENT} "
+                f"replaces it, with agent.algo={name_of(agent)}")
+        recipe = _layers_of(RECURRENT)
+        layered = replace(recipe, layers=(*recipe.layers, *own.layers))
+    change = AlgorithmChange.between(_section(recipe, "agent"), agent)
+    if change is not None and (names := _donors(change, env)):
+        donor = _layers_of(names[0])
+        for source, data in (layer for name in names[1:] for layer in _layers_of(name).layers):
+            donor = donor.over({"explore": data["explore"]} if "explore" in data else {}, source)
+        layered = change.apply(recipe, donor, own)
+        note = note or change.describe(recipe, names, layered, own)
+    return layered, note
+
+
+def _section(layered: Layered, name: str) -> Mapping[str, Any]:
+    section = layered.merged().get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _layers_of(name: str) -> Layered:
+    """The layers of a built-in recipe."""
+    return _layered(_chain(name, Path()))
+
+
+def _is_atari(env: Mapping[str, Any]) -> bool:
+    suited = recipe_for(str(env.get("id", "")))
+    return suited is not None and any(source == "recipe atari" for source, _ in _layers_of(suited).layers)
+
+
+def _spec_or_none(env: Mapping[str, Any]) -> EnvSpec | None:
+    """Spec of an environment; None if it cannot be built, which is reported later."""
+    with suppress(Exception):
+        return env_spec_of(EnvConfig.model_validate(env))
+    return None
+
+
+def _lacks_images(recipe: Layered, env: Mapping[str, Any]) -> bool:
+    """True if a recipe is for images and the environment of the user, if there is one, has none."""
+    if "id" not in env or _is_atari(env) or all(source != "recipe pixels" for source, _ in recipe.layers):
+        return False
+    spec = _spec_or_none(env)
+    return spec is not None and all(leaf.kind != "image" for leaf in spec.observation.values())
+
+
+def _donors(change: AlgorithmChange, env: Mapping[str, Any]) -> list[str]:
+    """Names of recipes with settings for the chosen algorithm in an environment; none if it cannot act there.
+
+    Of all but the first only the exploration counts.
+    """
+    if change.data != SEQUENCES:
+        name = "atari" if _is_atari(env) else recipe_for("", _spec_or_none(env)) or "vector"
+        return [name] * (learns_from(_section(_layers_of(name), "agent")) == change.data)
+    if _is_atari(env):
+        return [change.new]
+    if change.continuous and (spec := _spec_or_none(env)) is not None and spec.box is not None:
+        return []
+    known = name_of(_section(_layers_of(RECURRENT), "agent"))
+    return [RECURRENT, *([change.new] if change.new != known else [])]
 
 
 def _action_kind_mismatch(below: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:

@@ -20,7 +20,7 @@ from qfleet.runconfig.resumable import RESUMABLE
 from qfleet.runconfig.run_config import RunConfig
 
 GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5", "control": "Pendulum-v1",
-           "control-pixels": "x:Y"}
+           "control-pixels": "x:Y", "recurrent": "CartPole-v1"}
 DOCS = Path(resolution.__file__).parents[2] / "docs" / "configuration.md"
 
 
