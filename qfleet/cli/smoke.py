@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qfleet.cli.output import clean_stdout, print_error, print_note, print_line, print_result
+from qfleet.cli.output import clean_stdout, print_error, print_line, print_note, print_result
 
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
