@@ -79,7 +79,16 @@ class AlgorithmChange:
         sections = [name for name in REPLACED if name != "explore" or _fits(explored, donor.merged().get("explore"))]
         kept = [(source, _only(data, sections, False)) for source, data in recipe.layers]
         given = [(source, _relabelled(_only(data, sections, True), self.new)) for source, data in _effective(donor)]
-        return replace(recipe, layers=(*kept, *given, *own.layers))
+        return replace(recipe, layers=(*kept, *given, *self._without_old_agent(own)))
+
+    def _without_old_agent(self, own: Layered) -> list[Layer]:
+        """The user's layers; those below the choice of the algorithm lose their agent keys, which are for another."""
+        agents = [data["agent"] if isinstance(data.get("agent"), Mapping) else {} for _, data in own.layers]
+        names = [name_of(agent) if ALGO.key in agent else "" for agent in agents]
+        others = [index for index, name in enumerate(names) if name not in ("", self.new)]
+        first = next((index for index, name in enumerate(names) if name and index > max(others, default=-1)), 0)
+        return [(source, without(data, "agent") if index < first else data)
+                for index, (source, data) in enumerate(own.layers)]
 
     def describe(self, recipe: Layered, donors: Sequence[str], result: Layered, own: Layered) -> str:
         """One line: the recipes, and the keys whose values have changed."""
