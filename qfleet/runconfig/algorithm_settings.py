@@ -73,12 +73,12 @@ class AlgorithmChange:
             return None
         return cls(name_of(recipe), name_of(chosen), new, old == CONTINUOUS)
 
-    def apply(self, recipe: Layered, donor: Layered, own: Layered) -> Layered:
-        """The recipe with the sections `REPLACED` of another, a `donor`, under the layers of the user."""
+    def apply(self, recipe: Layered, other: Layered, own: Layered) -> Layered:
+        """The recipe with the sections `REPLACED` of another, under the layers of the user."""
         explored = own.merged().get("explore")
-        sections = [name for name in REPLACED if name != "explore" or _fits(explored, donor.merged().get("explore"))]
+        sections = [name for name in REPLACED if name != "explore" or _fits(explored, other.merged().get("explore"))]
         kept = [(source, _only(data, sections, False)) for source, data in recipe.layers]
-        given = [(source, _relabelled(_only(data, sections, True), self.new)) for source, data in _effective(donor)]
+        given = [(source, _relabelled(_only(data, sections, True), self.new)) for source, data in _effective(other)]
         return replace(recipe, layers=(*kept, *given, *self._without_old_agent(own)))
 
     def _without_old_agent(self, own: Layered) -> list[Layer]:
@@ -90,16 +90,16 @@ class AlgorithmChange:
         return [(source, without(data, "agent") if index < first else data)
                 for index, (source, data) in enumerate(own.layers)]
 
-    def describe(self, recipe: Layered, donors: Sequence[str], result: Layered, own: Layered) -> str:
-        """One line: the recipes, and the keys whose values have changed."""
+    def describe(self, recipe: Layered, names: Sequence[str], result: Layered, own: Layered) -> str:
+        """One line: the recipe, the `names` of those that replace its settings, and the keys that have changed."""
         values, given = dict(leaves(result.merged())), own.sources()
         changed = [key for key, value in leaves(recipe.merged())
                    if key not in given and values.get(key, _ABSENT) != value]
-        others = [f"{name}.*" for name, (kind, _) in recipe.kinds.items()
-                  if name == "agent" or f"{name}.{kind}" in changed]
-        keys = [*others, *(key for key in changed if f"{key.partition('.')[0]}.*" not in others)]
+        whole = [f"{name}.*" for name, (kind, _) in recipe.kinds.items()
+                 if name == "agent" or f"{name}.{kind}" in changed]
+        keys = [*whole, *(key for key in changed if f"{key.partition('.')[0]}.*" not in whole)]
         return (f"agent.algo={self.new}: {recipe.layers[-1][0]} is for {self.old}; settings of recipe"
-                f"{'s' * (len(donors) > 1)} {' and '.join(donors)} replace its {', '.join(keys)}")
+                f"{'s' * (len(names) > 1)} {' and '.join(names)} replace its {', '.join(keys)}")
 
 
 _ABSENT = object()

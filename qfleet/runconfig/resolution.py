@@ -308,11 +308,11 @@ def _fit_recipe(layered: Layered) -> tuple[Layered, str]:
         recipe = _layers_of(RECURRENT)
         layered = replace(recipe, layers=(*recipe.layers, *own.layers))
     change = AlgorithmChange.between(_section(recipe, "agent"), agent)
-    if change is not None and (names := _donors(change, env)):
-        donor = _layers_of(names[0])
+    if change is not None and (names := _recipes_for(change, env)):
+        other = _layers_of(names[0])
         for source, data in (layer for name in names[1:] for layer in _layers_of(name).layers):
-            donor = donor.over({"explore": data["explore"]} if "explore" in data else {}, source)
-        layered = change.apply(recipe, donor, own)
+            other = other.over({"explore": data["explore"]} if "explore" in data else {}, source)
+        layered = change.apply(recipe, other, own)
         note = note or change.describe(recipe, names, layered, own)
     return layered, note
 
@@ -347,10 +347,10 @@ def _lacks_images(recipe: Layered, env: Mapping[str, Any]) -> bool:
     return spec is not None and all(leaf.kind != "image" for leaf in spec.observation.values())
 
 
-def _donors(change: AlgorithmChange, env: Mapping[str, Any]) -> list[str]:
+def _recipes_for(change: AlgorithmChange, env: Mapping[str, Any]) -> list[str]:
     """Names of recipes with settings for the chosen algorithm in an environment; none if it cannot act there.
 
-    Of all but the first only the exploration counts.
+    Only the exploration is taken from a second recipe: it may need as many arms as the agent has.
     """
     if change.data != SEQUENCES:
         name = "atari" if _is_atari(env) else recipe_for("", _spec_or_none(env)) or "vector"
