@@ -15,12 +15,16 @@ from qfleet.runconfig.algorithm_settings import CONTINUOUS, SEQUENCES, TRANSITIO
 from qfleet.runconfig.resolution import recipe_names, resolve
 from qfleet.runconfig.smoke import smoke_overrides
 
-IDS = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5", "recurrent": "toy/Catch-v0",
-       "control": "Pendulum-v1", "control-pixels": "Pendulum-v1"}
+IDS = {"pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5", "control": "Pendulum-v1", "control-pixels": "Pendulum-v1"}
 
 
 def words_for(name: str) -> list[str]:
-    return [f"env.id={IDS[name]}"] if name in IDS else []
+    """An environment for a recipe that has none."""
+    try:
+        resolve(name)
+        return []
+    except UserError:
+        return [f"env.id={IDS.get(name, 'CartPole-v1')}"]
 
 
 DISCRETE = [name for name in recipe_names()
