@@ -222,7 +222,8 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
 
     `file` is a further YAML file on top of it, then come nested `settings`, then `overrides`, `key=value` pairs."""
     user, settings = nest(overrides), settings or {}
-    below = _recipe_layers(name, file, _env_settings(settings, user))
+    recipes, named = _recipes_of(name, file, _env_settings(settings, user))
+    below = _layered(recipes).over(named, COMMAND_LINE) if named else _layered(recipes)
     layered = below.over(settings, KEYWORDS) if settings else below
     if user:
         layered = layered.over(user, COMMAND_LINE)
@@ -236,8 +237,12 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
         raise
 
 
-def _recipe_layers(name: str | Mapping[str, Any], file: str | Path | None, env: Mapping[str, Any]) -> Layered:
-    """The layers of a recipe, file, environment id or settings, and of a further file; `env` are other env settings."""
+def _recipes_of(name: str | Mapping[str, Any], file: str | Path | None,
+                env: Mapping[str, Any]) -> tuple[list[Recipe], dict[str, Any]]:
+    """The recipes of a name, of settings or of an environment id, with those of `file` on top; and what the id sets.
+
+    `env` are the env settings of the user.
+    """
     named: dict[str, Any] = {}
     if isinstance(name, Mapping):
         recipes = _with_extended(_recipe(dict(name), SETTINGS), Path())
@@ -248,8 +253,7 @@ def _recipe_layers(name: str | Mapping[str, Any], file: str | Path | None, env: 
         recipes = _chain(name, Path())
     if file is not None:
         recipes += _chain(str(file), Path())
-    layered = _layered(recipes)
-    return layered.over(named, COMMAND_LINE) if named else layered
+    return recipes, named
 
 
 def _layered(recipes: Iterable[Recipe]) -> Layered:
