@@ -78,6 +78,8 @@ def pictures(torso: str, algo: str) -> list[str]:
 PLACES = {"inline": [], "processes": PROCESSES, "tcp+tls": [JOINED]}
 """In the learner's process, in processes of the run, or joined: the names are those of rows that were recorded."""
 
+CUE = ["env.id=toy/MemoryCue-v0", "total_steps=50000", "stop_at=0.95", "eval.period_steps=5000", "eval.episodes=40",
+       "eval.lanes=8"]
 MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "cartpole": ("cartpole", 475, []),
     "cartpole one-step": ("cartpole", 475, ["agent.n_step=1", "learner.learning_rate=5e-4", SURE]),
@@ -101,6 +103,8 @@ MATRIX: dict[str, tuple[str, float, list[str]]] = {
     "catch": ("catch", 0.95, []),
     "catch pixels": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=fp32"]),
     "catch pixels bf16": ("catch", 0.95, ["env.kwargs={pixels: true, side: 12}", "learner.precision=bf16"]),
+    "memory cue 10, recurrent": ("recurrent", 0.9, [*CUE, "env.kwargs={delay: 10}"]),
+    "memory cue 40, recurrent": ("recurrent", 0.9, [*CUE, "env.kwargs={delay: 40}"]),
     "memory cue 40": ("memory-cue", 0.9, []),  # 95 % of the answers
     "memory cue 40, dqn": ("vector", 0.9, ["env.id=toy/MemoryCue-v0", "env.kwargs={delay: 40}", "total_steps=50000"]),
     "t-maze": ("tmaze", 0.95, []),

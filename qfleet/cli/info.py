@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qfleet import __version__
-from qfleet.cli.output import clean_stdout, print_result, table
+from qfleet.cli.output import clean_stdout, print_note, print_result, table
 
 if TYPE_CHECKING:
     from qfleet.core.env import VectorEnv
@@ -115,13 +115,16 @@ def _config_show(args: Namespace, sources: Sequence[str]) -> None:
     from qfleet.runconfig import resolution
 
     resolved = resolution.resolve(sources[0], args.overrides)
+    print_note(args, resolved)
     print_result(args, [to_yaml(resolved.config).rstrip()], resolved.config.model_dump(mode="json"))
 
 
 def _config_explain(args: Namespace, sources: Sequence[str]) -> None:
     from qfleet.runconfig import describe, resolution
 
-    rows = describe.explain(resolution.resolve(sources[0], args.overrides))
+    resolved = resolution.resolve(sources[0], args.overrides)
+    print_note(args, resolved)
+    rows = describe.explain(resolved)
     lines = table([(row.key, row.value, row.source, f"no effect: {row.idle}" if row.idle else row.description)
                    for row in rows])
     print_result(args, lines, [{**asdict(row), "active": not row.idle} for row in rows])

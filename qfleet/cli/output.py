@@ -10,7 +10,10 @@ import stat
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qfleet.runconfig.resolution import Resolved
 
 
 def print_error(text: str) -> None:
@@ -18,6 +21,12 @@ def print_error(text: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
+
+
+def print_note(args: Namespace, resolved: Resolved) -> None:
+    """Print what was replaced in a recipe, if anything was, unless --quiet."""
+    if resolved.note and not getattr(args, "quiet", False):
+        print_error(resolved.note)
 
 
 def is_reader_gone(error: OSError) -> bool:

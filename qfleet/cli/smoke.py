@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qfleet.cli.output import clean_stdout, print_error, print_line, print_result
+from qfleet.cli.output import clean_stdout, print_error, print_line, print_note, print_result
 
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
@@ -99,6 +99,7 @@ def smoke(args: Namespace) -> int:
     passed = False
     try:
         plan = smoke_plan(args, folder)
+        print_note(args, plan)
         try:
             passed = _run_stages(args, plan, view)
         finally:

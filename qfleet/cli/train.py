@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qfleet.cli.options import fleet_overrides
-from qfleet.cli.output import clean_stdout, print_error, print_result
+from qfleet.cli.output import clean_stdout, print_error, print_note, print_result
 from qfleet.cli.parsing import changed
 from qfleet.cli.play import RolloutFrames, describe_result, video_path, write_video
 from qfleet.cli.seeds import summary
@@ -45,6 +45,7 @@ def train(args: Namespace) -> int:
         return smoke(args)
     plans = [smoke_plan(args, SMOKE_ROOT) if args.smoke else resolution.resolve(source, args.overrides)]
     args, restarted = _as_rank(args, plans[0].config.synchronous)
+    print_note(args, plans[0])
     if args.seeds > 1:
         more = _per_seed(plans[0].config, args.seeds)
         plans = [resolution.resolve(source, [*args.overrides, *overrides]) for overrides in more]

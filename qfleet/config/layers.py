@@ -13,6 +13,9 @@ from qfleet.core.errors import UserError
 
 DEFAULT = "default"
 
+Layer = tuple[str, Mapping[str, Any]]
+"""Source of a layer, and its nested data."""
+
 
 @dataclass(frozen=True)
 class Layered:
@@ -26,7 +29,7 @@ class Layered:
 
     kinds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     exclusive_keys: tuple[tuple[str, str], ...] = ()
-    layers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    layers: tuple[Layer, ...] = ()
 
     def over(self, data: Mapping[str, Any], source: str) -> Layered:
         """Copy with one more layer on top."""
@@ -36,6 +39,10 @@ class Layered:
         """Copy without the layers above the one that set `key`."""
         index = self._origins.get(key, len(self.layers) - 1)
         return replace(self, layers=self.layers[: index + 1])
+
+    def split(self, index: int) -> tuple[Layered, Layered]:
+        """The lowest `index` layers, and the others."""
+        return replace(self, layers=self.layers[:index]), replace(self, layers=self.layers[index:])
 
     def merged(self) -> dict[str, Any]:
         values: dict[str, Any] = {}

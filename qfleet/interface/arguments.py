@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from qfleet.runs.directory import RunDirectory
 from qfleet.runs.find import StrPath, require_no_outside_links, require_trusted
 from qfleet.training.callbacks import CheckedCallback, check_callbacks
 from qfleet.training.meter import Sink, as_sink
+
+log = logging.getLogger(__name__)
 
 SHORTHAND = {"agent": "algo", "explore": "kind"}
 """Section -> the key that is meant if the section is given as text: agent="c51"."""
@@ -84,7 +87,10 @@ def resolve_arguments(config: Any, overrides: Sequence[str] = (), env: Any = Non
         config = _given(config.get("env"), None, {name: value for name, value in config.items() if name != "env"})
     elif named is not None and resolution.names_env(str(config)):
         raise UserError(f"two environments are given, {config} and env={readable(named)}: pass one of them")
-    return resolution.resolve(config if isinstance(config, Mapping) else str(config), pairs, settings=given)
+    resolved = resolution.resolve(config if isinstance(config, Mapping) else str(config), pairs, settings=given)
+    if resolved.note:
+        log.warning("%s", resolved.note)
+    return resolved
 
 
 def changed_config(run: StrPath, overrides: Sequence[str] = (), root: StrPath = "runs", trust: bool = False,

@@ -6,20 +6,21 @@ command line. `Resolved` records for every key the layer that set it.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import cache, reduce
+from functools import reduce
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from qfleet import algos, envs
+from qfleet.algos.tabular import count_states
 from qfleet.config import (
     Layered,
     build_config,
@@ -29,17 +30,20 @@ from qfleet.config import (
     read_yaml,
     without,
 )
-from qfleet.config.objects import is_object
+from qfleet.config.objects import is_object, readable
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
 from qfleet.envs.isolated import make_isolated_env
+from qfleet.runconfig.algorithm_settings import SEQUENCES, AlgorithmChange, learns_from, name_of
+from qfleet.runconfig.key_hints import HINTS, REMOVED
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import ALGO, RunConfig
 
-log = logging.getLogger(__name__)
-
 RECIPES = Path(__file__).parents[1] / "recipes"
+RECURRENT = "recurrent"
+"""Recipe for recurrent agents with observations of any kind."""
+
 COMMAND_LINE = "command line"
 KEYWORDS = "keyword"
 """Source name of keyword arguments of the Python API."""
@@ -51,42 +55,6 @@ EXCLUSIVE_KEYS = (
     ("eval.period_steps", "eval.period_updates"), ("checkpoint.period_steps", "checkpoint.period_updates"))
 """Two units for one schedule: setting one in a later layer clears the other."""
 
-HINTS = {
-    "lr": "learner.learning_rate", "batch": "learner.batch_size", "max_grad_norm": "learner.clip_norm",
-    "lr_schedule": "learner.schedule", "lr_scheduler": "learner.schedule", "warmup_steps": "learner.warmup_updates",
-    "target_update_interval": "learner.target_period_updates", "tau": "learner.target_tau",
-    "target_network_frequency": "learner.target_period_updates",
-    "n_envs": "env.lanes", "num_envs": "env.lanes", "env_id": "env.id",
-    "buffer_size": "replay.capacity", "learning_starts": "replay.min_steps", "prioritized": "replay.alpha",
-    "replay_ratio": "replay.samples_per_insert", "train_freq": "replay.samples_per_insert",
-    "timesteps": "total_steps", "total_timesteps": "total_steps", "steps": "total_steps", "n_timesteps": "total_steps",
-    "exploration_fraction": "explore.steps", "exploration_final_eps": "explore.end", "frame_stack": "env.stack",
-    "eval_freq": "eval.period_steps", "n_eval_episodes": "eval.episodes", "save_freq": "checkpoint.period_steps",
-}
-"""Names in other libraries -> keys of this config, for the did-you-mean."""
-
-
-REMOVED = {
-    "learner.parts": "was removed in 0.2.0: batches are no longer split; delete it, and set run.threads=1 where "
-                     "other processes keep cores busy",
-    "run.share_cores": "was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep cores busy",
-    "placement": "was replaced in 0.2.0: placement=inline is the default (env.groups=N instead of actors=N), "
-                 "placement=processes is actors=N, placement=ray is launcher=ray with actors=N",
-    "gradients": "was renamed in 0.2.0: gradients=solo, allreduce or server is sync=none, allreduce or server",
-    "cells": "was renamed in 0.2.0 to learners; actors=N per cell is env.groups=N",
-    "server": "was renamed in 0.2.0: the section is parameter_server, and copy_period_updates in it is "
-              "snapshot_period_updates",
-} | {
-    old: f"was renamed in 0.2.0 to {new}" for old, new in {
-        "eval.beside": "eval.process", "explore.base": "explore.epsilon", "explore.alpha": "explore.steepness",
-        "fleet.restarts": "fleet.learner_restarts", "fleet.max_restarts": "fleet.actor_restarts",
-        "fleet.patience_s": "fleet.reconnect_timeout_s", "ray.cell_cpus": "ray.learner_cpus",
-        "ray.cell_gpus": "ray.learner_gpus", "ray.cell_memory_mb": "ray.learner_memory_mb",
-        "ray.cell_resources": "ray.learner_resources", "ray.cell_anywhere": "ray.learner_any_node",
-    }.items()
-}
-"""Keys of version 0.1 -> what replaces them."""
-
 NOT_PLAYED = (*REMOVED, "learner.capture")
 """Keys in checkpoints of older versions that this version may reject and that a trained agent does not need."""
 
@@ -95,6 +63,9 @@ IMAGE_RECIPES = ("pixels", "small-images", "control-pixels")
 
 LARGE_PICTURE = 36
 """Pixels of the shorter side of a picture that the torso `nature` can read."""
+
+LARGE_TABLE = 10_000
+"""States for which the recipe for discrete observations uses a network instead of a table."""
 
 SMALL_SIDE = 64
 """Pixels of the longer side of a board that the recipe for small images is for."""
@@ -131,6 +102,8 @@ class Resolved:
 
     config: RunConfig
     provenance: Mapping[str, str]
+    note: str = ""
+    """One line on recipe settings that were replaced to suit the algorithm or environment of the user."""
 
 
 def read_recipe(path: Path, source: str) -> Recipe:
@@ -163,10 +136,7 @@ def list_recipes(words: Iterable[str] = ()) -> list[tuple[str, str]]:
 def _about(name: str) -> str:
     """Searchable text of a recipe: its name, description, environment, algorithm and the recipes it extends."""
     chain = _chain(name, Path())
-    layered = Layered(kinds_of(RunConfig))
-    for recipe in chain:
-        layered = layered.over(recipe.data, recipe.source)
-    values = layered.merged()
+    values = _layered(chain).merged()
     facts = [(values.get("env") or {}).get("id", ""), (values.get("agent") or {}).get("algo", "")]
     return " ".join([*(recipe.source for recipe in chain), chain[-1].description, *chain[-1].suits, *facts]).casefold()
 
@@ -241,7 +211,7 @@ def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
     if spec.box is not None:
         return "control-pixels" if images else "control"
     if not images:
-        return "vector"
+        return "discrete" if (count_states(spec.observation) or LARGE_TABLE) < LARGE_TABLE else "vector"
     return "small-images" if all(map(_is_small, images)) else "pixels"
 
 
@@ -282,48 +252,125 @@ def resolve(name: str | Mapping[str, Any], overrides: Iterable[str] = (), file: 
 
     `file` is a further YAML file on top of it, then come nested `settings`, then `overrides`, `key=value` pairs."""
     user, settings = nest(overrides), settings or {}
-    layered = Layered(kinds_of(RunConfig), EXCLUSIVE_KEYS)
+    recipes, named = _recipes_of(name, file, _env_settings(settings, user))
+    below = _layered(recipes).over(named, COMMAND_LINE) if named else _layered(recipes)
+    layered = below.over(settings, KEYWORDS) if settings else below
+    if user:
+        layered = layered.over(user, COMMAND_LINE)
+    layered, note = _fit_recipe(layered)
+    try:
+        resolved = Resolved(*build_config(RunConfig, layered, HINTS | REMOVED), note)
+    except UserError as error:
+        if cause := _action_kind_mismatch(below.merged(), layered.merged()):
+            mistakes = [line for line in str(error).splitlines() if not line.startswith("recipe ")]
+            raise UserError("\n".join([cause, *mistakes])) from None
+        raise
+    env_id = resolved.config.env.id
+    if is_object(env_id) or not recipes or _suits(recipes[-1], env_id):
+        return resolved
+    hint = (f"{recipes[-1].source} is made for {', '.join(recipes[-1].suits)}: to train {env_id} with default "
+            f"settings, run `qfleet train {env_id}`")
+    return replace(resolved, note="\n".join(filter(None, [note, hint])))
+
+
+def _recipes_of(name: str | Mapping[str, Any], file: str | Path | None,
+                env: Mapping[str, Any]) -> tuple[list[Recipe], dict[str, Any]]:
+    """The recipes of a name, of settings or of an environment id, with those of `file` on top; and what the id sets.
+
+    `env` are the env settings of the user.
+    """
     named: dict[str, Any] = {}
     if isinstance(name, Mapping):
         recipes = _with_extended(_recipe(dict(name), SETTINGS), Path())
     else:
         if names_env(name):
             named = {"env": {"id": name}}
-            name = _suited_recipe(name, _env_settings(settings, user))
+            name = _suited_recipe(name, env)
         recipes = _chain(name, Path())
     if file is not None:
         recipes += _chain(str(file), Path())
-    for recipe in recipes:
-        layered = layered.over(recipe.data, recipe.source)
-    if named:
-        layered = layered.over(named, COMMAND_LINE)
-    below = layered
-    if settings:
-        layered = layered.over(settings, KEYWORDS)
-    if user:
-        layered = layered.over(user, COMMAND_LINE)
-    try:
-        resolved = Resolved(*build_config(RunConfig, layered, HINTS | REMOVED))
-    except UserError as error:
-        if cause := _action_kind_mismatch(below.merged(), layered.merged()):
-            raise UserError(f"{cause}\n{error}") from None
-        raise
-    env_id = resolved.config.env.id
-    if recipes and not is_object(env_id) and not _suits(recipes[-1], env_id):
-        _recommend_id(recipes[-1].source, ", ".join(recipes[-1].suits), env_id)
-    return resolved
+    return recipes, named
+
+
+def _layered(recipes: Iterable[Recipe]) -> Layered:
+    layers = tuple((recipe.source, recipe.data) for recipe in recipes)
+    return Layered(kinds_of(RunConfig), EXCLUSIVE_KEYS, layers)
+
+
+def _fit_recipe(layered: Layered) -> tuple[Layered, str]:
+    """The layers with recipe settings that suit the user's algorithm and environment, and a note on what was replaced.
+
+    Values of the user are never replaced.
+    """
+    built_in = {f"recipe {name}" for name in recipe_names()}
+    recipe, own = layered.split(len(list(takewhile(lambda layer: layer[0] in built_in, layered.layers))))
+    if not recipe.layers or any(source in built_in for source, _ in own.layers):
+        return layered, ""
+    agent, env, note = _section(layered, "agent"), _section(layered, "env"), ""
+    if learns_from(agent) == SEQUENCES and _lacks_images(recipe, _section(own, "env")):
+        note = (f"{recipe.layers[-1][0]} is for images, and {readable(str(env['id']))} has none: recipe {RECURRENT} "
+                f"replaces it, with agent.algo={name_of(agent)}")
+        recipe = _layers_of(RECURRENT)
+        layered = replace(recipe, layers=(*recipe.layers, *own.layers))
+    change = AlgorithmChange.between(_section(recipe, "agent"), agent)
+    if change is not None and (names := _recipes_for(change, env)):
+        other = _layers_of(names[0])
+        for source, data in (layer for name in names[1:] for layer in _layers_of(name).layers):
+            other = other.over({"explore": data["explore"]} if "explore" in data else {}, source)
+        layered = change.apply(recipe, other, own)
+        note = note or change.describe(recipe, names, layered, own)
+    return layered, note
+
+
+def _section(layered: Layered, name: str) -> Mapping[str, Any]:
+    section = layered.merged().get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _layers_of(name: str) -> Layered:
+    """The layers of a built-in recipe."""
+    return _layered(_chain(name, Path()))
+
+
+def _is_atari(env: Mapping[str, Any]) -> bool:
+    suited = recipe_for(str(env.get("id", "")))
+    return suited is not None and any(source == "recipe atari" for source, _ in _layers_of(suited).layers)
+
+
+def _spec_or_none(env: Mapping[str, Any]) -> EnvSpec | None:
+    """Spec of an environment; None if it cannot be built, which is reported later."""
+    with suppress(Exception):
+        return env_spec_of(EnvConfig.model_validate(env))
+    return None
+
+
+def _lacks_images(recipe: Layered, env: Mapping[str, Any]) -> bool:
+    """True if a recipe is for images and the environment of the user, if there is one, has none."""
+    if "id" not in env or _is_atari(env) or all(source != "recipe pixels" for source, _ in recipe.layers):
+        return False
+    spec = _spec_or_none(env)
+    return spec is not None and all(leaf.kind != "image" for leaf in spec.observation.values())
+
+
+def _recipes_for(change: AlgorithmChange, env: Mapping[str, Any]) -> list[str]:
+    """Names of recipes with settings for the chosen algorithm in an environment; none if it cannot act there.
+
+    Only the exploration is taken from a second recipe: it may need as many arms as the agent has.
+    """
+    if change.data != SEQUENCES:
+        name = "atari" if _is_atari(env) else recipe_for("", _spec_or_none(env)) or "vector"
+        return [name] * (learns_from(_section(_layers_of(name), "agent")) == change.data)
+    if _is_atari(env):
+        return [change.new]
+    if change.continuous and (spec := _spec_or_none(env)) is not None and spec.box is not None:
+        return []
+    known = name_of(_section(_layers_of(RECURRENT), "agent"))
+    return [RECURRENT, *([change.new] if change.new != known else [])]
 
 
 def _suits(recipe: Recipe, env_id: str) -> bool:
     """True unless a recipe names the environments that it suits, and this is not one of them."""
     return not recipe.suits or any(fnmatchcase(env_id, pattern) for pattern in recipe.suits)
-
-
-@cache
-def _recommend_id(source: str, suits: str, env_id: str) -> None:
-    """Logged once, for any number of resolutions."""
-    log.warning("%s is made for %s: to train %s with default settings, run `qfleet train %s`", source, suits, env_id,
-                env_id)
 
 
 def _action_kind_mismatch(below: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from qfleet.config import flatten, inactive_keys, read_yaml
 from qfleet.config.layers import leaves
 from qfleet.core.errors import UserError
 from qfleet.runconfig.describe import Difference, _yaml_word, diff
-from qfleet.runconfig.resolution import REMOVED
+from qfleet.runconfig.key_hints import REMOVED
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunSection
 from qfleet.training.checkpointer import CheckpointConfig

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from qfleet.config import Config, plugin_module
 from qfleet.core.env import EnvSpec
+from qfleet.core.errors import UserError
 from qfleet.core.replay import Window
 from qfleet.training.checkpointer import CheckpointConfig
 from qfleet.training.evaluation import EvalConfig
@@ -24,8 +25,7 @@ period too few episodes would end by themselves.
 
 def contradictions(cfg: RunConfig) -> list[str]:
     """Values that are valid individually but not together: one line each, with both values and the remedy."""
-    window = Window(future=getattr(cfg.agent, "n_step", 1))
-    found = cfg.replay.problems(cfg.learner.batch_size, window, cfg.lanes)
+    found = _windows(cfg)
     if cfg.replay.min_steps < cfg.learner.batch_size:
         found.append(f"replay.min_steps={cfg.replay.min_steps} is below learner.batch_size={cfg.learner.batch_size}: "
                      "raise min_steps, so that there is enough data for the first batch")
@@ -60,6 +60,15 @@ def contradictions(cfg: RunConfig) -> list[str]:
     if cfg.has_server:
         found += _server(cfg)
     return found + (_exact_resume(cfg) if cfg.run.exact_resume else [])
+
+
+def _windows(cfg: RunConfig) -> list[str]:
+    """Capacity and chunks of the replay against the windows that the agent learns from."""
+    try:
+        window = getattr(cfg.agent, "window", None) or Window(future=getattr(cfg.agent, "n_step", 1))
+    except UserError as error:
+        return [str(error)]
+    return cfg.replay.problems(cfg.learner.batch_size, window, cfg.lanes)
 
 
 def _topology(cfg: RunConfig) -> list[str]:

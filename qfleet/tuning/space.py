@@ -11,7 +11,8 @@ from typing import Any, Protocol, get_args
 from qfleet.config import Config, Layered, build_config, kinds_of, read_yaml
 from qfleet.config.layers import leaves
 from qfleet.core.errors import UserError
-from qfleet.runconfig.resolution import EXCLUSIVE_KEYS, HINTS, REMOVED, Resolved
+from qfleet.runconfig.key_hints import HINTS, REMOVED
+from qfleet.runconfig.resolution import EXCLUSIVE_KEYS, Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.tuning.parameters import Parameter, flatten_space, parse_parameter
 

@@ -264,7 +264,7 @@ def test_a_fresh_policy_is_far_from_its_bounds():
     (["agent.smoothing_clip=0.1"], "agent.smoothing_clip: has no effect without agent.smoothing"),
     (["agent.torso_width=2"], "agent.torso_width: has no effect unless agent.torso=impala"),
     (["agent.algo=d4pg", "agent.v_min=10", "agent.v_max=1"], "agent.v_min=10 is not below agent.v_max=1"),
-    (["agent.algo=dqn"], "explore.kind=gaussian adds noise to continuous actions"),
+    (["agent.algo=dqn"], "has continuous actions"),
     (["agent.algo=c51", "explore.kind=ou"], "explore.kind=ou adds noise to continuous actions")])
 def test_what_would_be_ignored_is_refused(words, why):
     with pytest.raises(UserError) as error:

@@ -9,7 +9,7 @@ import pytest
 from qfleet.runconfig.resolution import RECIPES, recipe_names, resolve
 
 PAPER = re.compile(r"[A-Z][\w-]+ (?:et al\.|& [A-Z]\w+) (?:19|20)\d\d[a-z]?")
-NEEDS_ID = {"atari", "control", "control-pixels", "pixels", "vector"}
+NEEDS_ID = {"atari", "control", "control-pixels", "pixels", "recurrent", "vector"}
 
 
 def header(name: str) -> list[str]:

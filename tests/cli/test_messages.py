@@ -150,9 +150,12 @@ def test_the_cause_of_a_mistake_is_told_with_its_remedy(command, answer, capsys,
 
 
 @pytest.mark.parametrize("source", ["Pendulum-v1", "pendulum"])
-def test_an_algorithm_for_other_actions_is_the_first_cause_that_is_told(source, capsys):
-    first = told(capsys, "train", source, "agent.algo=dqn").splitlines()[1]
-    assert "Pendulum-v1 has continuous actions" in first and "use agent.algo=ddpg" in first
+@pytest.mark.parametrize("algo", ["dqn", "r2d2"])
+def test_an_algorithm_for_other_actions_is_the_only_cause_that_is_told(source, algo, capsys):
+    [line] = told(capsys, "train", source, f"agent.algo={algo}").splitlines()
+    assert "Pendulum-v1 has continuous actions" in line and "use agent.algo=ddpg" in line
+    both = told(capsys, "train", source, f"agent.algo={algo}", "learner.lr=3").splitlines()
+    assert "Pendulum-v1 has continuous actions" in both[1] and "learner.lr: unknown key" in both[2]
 
 
 def test_a_refused_change_on_resume_is_answered_in_few_words():

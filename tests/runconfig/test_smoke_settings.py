@@ -11,7 +11,8 @@ from qfleet.runconfig.resolution import recipe_names, resolve
 from qfleet.runconfig.smoke import EPISODE_STEPS, UPDATES, smoke_overrides
 
 GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5", "control": "Pendulum-v1",
-           "control-pixels": "Pendulum-v1", "small-images": "toy/Catch-v0"}
+           "control-pixels": "Pendulum-v1", "small-images": "toy/Catch-v0", "recurrent": "CartPole-v1",
+           "discrete": "FrozenLake-v1"}
 SIZES = ("total_", "stop_at", "actors", "env.lanes", "env.max_episode_steps", "agent.burn_in", "agent.unroll",
          "agent.stride", "replay.capacity", "replay.min_steps", "replay.chunk_steps", "replay.samples_per_insert",
          "learner.batch_size", "learner.metrics_period_updates", "eval.", "checkpoint.period", "run.")

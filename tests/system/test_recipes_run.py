@@ -9,7 +9,8 @@ from qfleet.runconfig.resolution import recipe_for, recipe_names, resolve
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Breakout-v5", "control": "Pendulum-v1",
-           "control-pixels": "test_control_runs:Painter", "small-images": "MiniGrid-Empty-5x5-v0"}
+           "control-pixels": "test_control_runs:Painter", "small-images": "MiniGrid-Empty-5x5-v0",
+           "recurrent": "toy/TMaze-v0", "discrete": "FrozenLake-v1"}
 """Recipes without an environment of their own, and one for each."""
 
 SHORTER = {"btr": ["env.lanes=4", "env.frame_size=42", "learner.batch_size=8", "agent.torso_width=1",
