@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from qfleet.core.agent import ROW_MOMENTS
 from qfleet.core.clock import Progress, RunClock
 from qfleet.core.episode import Episode
 from qfleet.core.replay import Segment
@@ -160,7 +161,8 @@ class CoordinatorClient:
             self.stage.write(segments)
         except OSError as error:
             log.warning("this learner's part of a checkpoint could not be written (%s)", error)
-        buffers = dict(self.core.learner.flat.net.named_buffers())
+        # Running statistics of rows are those of the first shard, which has the rows of all learners.
+        buffers = dict(self.core.learner.flat.net.named_buffers()).keys() - set(ROW_MOMENTS)
         self.connection.metrics.set_checkpoint_part(save, pack_state(_checkpoint_part(snapshot, self.index, buffers)),
                                                     [segment.name for segment in segments])
         while self.connection.requested_checkpoint == save and not self.stop.run_ended:
@@ -189,7 +191,8 @@ class WorkerRun(LearnerRun):
         server, name = config.parameter_server, f"{client.connection.name}, life {client.incarnation}"
 
         def make_sync(replay: ReplayStore[Any], meter: Meter) -> ParameterServerSync:
-            return ParameterServerSync(name, shard_clients, server, meter, first=client.index == 0)
+            return ParameterServerSync(name, shard_clients, server, meter, first=client.index == 0,
+                                       row_moments=lambda: self.core.learner.row_moments)
 
         super().__init__(
             setup, plan, replace(SILENT_HOOKS, write_members=partial(write_members_of, directory.path, client.index)),

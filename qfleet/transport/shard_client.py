@@ -41,7 +41,7 @@ from qfleet.transport.shard_service import (
     METHODS,
     SERVICE,
     VERDICT_NAMES,
-    pack_buffers,
+    pack_pushed_buffers,
     pack_shard,
     to_bytes,
     to_tensor,
@@ -123,7 +123,7 @@ class RemoteShard:
             half = push.gradient.dtype == torch.bfloat16
             request.sequence, request.epoch, request.version = push.sequence, push.epoch, push.version
             request.norm, request.numbers = push.norm, BFLOAT16 if half else FLOAT32
-            request.buffers = pack_buffers(push.buffers)
+            request.buffers = pack_pushed_buffers(push)
         buffer = self._buffer_for(push)
         if buffer is not None:
             request.board.CopyFrom(buffer.ticket)

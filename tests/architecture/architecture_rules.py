@@ -38,7 +38,7 @@ PACKAGES: dict[str, set[str]] = {
     "explore": SHARED, "envs": SHARED, "runs": SHARED, "replay": {*SHARED, "maths"},
     "networks": {*SHARED, KERNELS}, "algos": {*SHARED, "maths", "networks"},
     "accel": {*SHARED, "replay"}, "sync": {*SHARED, "maths", "learner"},
-    "learner": {*SHARED, KERNELS, "accel", "sync"}, "actor": {*SHARED, "maths", "replay", "accel", "learner"},
+    "learner": {*SHARED, KERNELS, "accel", "maths", "sync"}, "actor": {*SHARED, "maths", "replay", "accel", "learner"},
     "transport": {*SHARED, "process", "replay", "sync"},
     "training": {*SHARED, "explore", "replay", "runs", "transport", *ROLES},
     "runconfig": {*SHARED, "algos", "envs", "replay", "runs", "transport", "training", "accel", "learner", "sync"},
