@@ -190,7 +190,13 @@ def normalised(agent: Agent, cfg: NormaliseConfig, spec: EnvSpec, gamma: float |
 
 def _normalised_loss(loss: LossFn, by: Normalisation) -> LossFn:
     """Online and target network get the same inputs: those of the online network's statistics."""
-    return lambda net, target, batch, rng: loss(net, target, by.batch(net, batch), rng)
+
+
+    def normalised_loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        found = loss(net, target, by.batch(net, batch), rng)
+        return replace(found, metrics={**found.metrics, "train/reward_scale": by.scale(net)}) if by.cfg.rewards else found
+
+    return normalised_loss
 
 
 def _with_scaled_rewards(agent: Agent, by: Normalisation) -> Agent:

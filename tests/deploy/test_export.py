@@ -41,7 +41,7 @@ AGENTS = {
     "large images": (spaces.Box(0, 255, (3, 40, 44), np.uint8), TWO, "agent.algo=dqn"),
     "grey images": (spaces.Box(0, 255, (12, 12), np.uint8), TWO, "agent.algo=dqn", "agent.torso=impala",
                     "agent.norm=layer"),
-    "ddpg": (VECTOR, spaces.Box(-2, 2, (1,)), "agent.algo=ddpg", "agent.normalise=true"),
+    "ddpg": (VECTOR, spaces.Box(-2, 2, (1,)), "agent.algo=ddpg", "normalise.observations=true"),
     "td3": (VECTOR, spaces.Box(np.array([-1.0, 0]), np.array([1, 5.0]), dtype=np.float64), "agent.algo=ddpg",
             "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2"),
     "d4pg": (IMAGE, spaces.Box(-2, 2, (2, 2)), "agent.algo=d4pg"),
