@@ -194,7 +194,8 @@ def _normalised_loss(loss: LossFn, by: Normalisation) -> LossFn:
 
     def normalised_loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         found = loss(net, target, by.batch(net, batch), rng)
-        return replace(found, metrics={**found.metrics, "train/reward_scale": by.scale(net)}) if by.cfg.rewards else found
+        scale = {"train/reward_scale": by.scale(net)} if by.cfg.rewards else {}
+        return replace(found, metrics={**found.metrics, **scale})
 
     return normalised_loss
 

@@ -57,8 +57,8 @@ class Naive:
 def pair(name):
     """An agent without and with normalisation, with equal weights."""
     recipe, *words = AGENTS[name]
-    agent = make_agent(resolve(recipe, [*words, "agent.hidden=[8]", *([] if "pendulum" in recipe else [])]).config,
-                       CONTINUOUS if "pendulum" in recipe else DISCRETE)
+    config = resolve(recipe, [*words, "agent.hidden=[8]"]).config
+    agent = make_agent(config, CONTINUOUS if "pendulum" in recipe else DISCRETE)
     other = normalised(agent, BOTH, DISCRETE, GAMMA)
     nets = [seeded_network(each, 3) for each in (agent, other)]
     for buffer, value in zip(ROW_MOMENTS, (COUNT, Naive.mean, COUNT * Naive.deviation**2), strict=True):
