@@ -20,7 +20,7 @@ NEXT = "next."
 """Prefix of the outputs that are inputs of the next step."""
 
 MEANINGS = {"state.action": "previous action plus 1, as an index; 0 at the start of an episode",
-            LAST_REWARD: "reward of the last step, as trained on (clipped if env.clip_rewards); set by the caller"}
+            LAST_REWARD: "reward of the last step (its sign with env.clip_rewards), not normalised; set by the caller"}
 
 
 class PolicyGraph(nn.Module):
