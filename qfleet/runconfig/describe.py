@@ -63,8 +63,8 @@ def _rejected_keys(config: RunConfig) -> tuple[dict[str, str], list[str]]:
 
 def _unused_for(config: RunConfig, spec: EnvSpec) -> dict[str, str]:
     """Keys that an environment with this spec rejects, with the reason."""
-    agent_unused = getattr(config.agent, "unused_for", lambda spec: {})  # a user's agent may lack it
-    found = {"agent": agent_unused(spec), "normalise": config.normalise.unused_for(spec)}
+    unused_for = getattr(config.agent, "unused_for", None)  # a user's agent may lack it
+    found = {"agent": unused_for(spec) if unused_for else {}, "normalise": config.normalise.unused_for(spec)}
     return {f"{section}.{name}": why for section, keys in found.items() for name, why in keys.items()}
 
 
