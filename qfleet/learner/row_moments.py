@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from qfleet.core.agent import ROW_MOMENTS, RowValues
+from qfleet.core.devices import staged_for
 from qfleet.learner.flat_params import Flat
 from qfleet.maths.moments import Moments
 
@@ -47,9 +48,12 @@ class RowMoments:
                 self._unsent.append(new)
 
     def write(self) -> None:
-        """Update the network's buffers, in place."""
+        """Update the network's buffers, in place and without waiting for a GPU."""
         if not self._written:
-            self._flat.set_buffers(buffers_of(self._moments))
+            device = self._flat.master.device
+            values = staged_for(device, torch.from_numpy(self._moments.to_row())).to(device, non_blocking=True)
+            parts = values[0], *values[1:].chunk(2)
+            self._flat.set_buffers(dict(zip(ROW_MOMENTS, parts, strict=True)))
             self._written = True
 
     def read_network(self) -> None:
