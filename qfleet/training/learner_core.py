@@ -87,21 +87,24 @@ class ObservedReplay:
 
     def __init__(self, replay: ReplayStore[Any], moments: RowMoments) -> None:
         self._replay, self._moments, self._codec = replay, moments, Codec(replay.layout)
+        self._columns = [column for column in replay.layout.columns if not column.image]
 
     def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
-        return self._observed(chunk, self._replay.add(chunk, priority))
+        serial = self._replay.add(chunk, priority)
+        if serial is not None:
+            self._observe(chunk.columns)
+        return serial
 
     def add_packed(self, packed: PackedChunk, priority: np.ndarray | None = None) -> int | None:
         serial = self._replay.add_packed(packed, priority)
-        return None if serial is None else self._observed(self._codec.unpack(packed), serial)
-
-    def _observed(self, chunk: Chunk, serial: int | None) -> int | None:
         if serial is not None:
-            layout = self._replay.layout
-            taken = layout.new_rows.start + np.flatnonzero(~chunk.last[layout.new_rows])
-            self._moments.add({column.name: chunk.columns[column.name][taken] for column in layout.columns
-                               if not column.image})
+            self._observe(self._codec.unpack_columns(packed, self._columns))
         return serial
+
+    def _observe(self, columns: Mapping[str, np.ndarray]) -> None:
+        rows = self._replay.layout.new_rows
+        taken = rows.start + np.flatnonzero(~columns["last"][rows])
+        self._moments.add({column.name: columns[column.name][taken] for column in self._columns})
 
 
 class LearnerCore:
