@@ -6,7 +6,6 @@ An algorithm supplies a `CriticModel`: its critic predicts a scalar value or a r
     twin          two critics; the target uses the lower estimate                        (Fujimoto et al. 2018)
     smoothing     clipped noise on the target policy's action                            (Fujimoto et al. 2018)
     policy_delay  critic updates per policy update                                       (Fujimoto et al. 2018)
-    normalise     observations minus their running mean, divided by their running standard deviation
 
 The policy loss is −Q(s, μ(s)); its gradient does not reach the critic. Actions lie within ±1; environments rescale
 them. Shapes: B items, N lanes, A action dimensions, Z outputs of a distribution (1 for a scalar value).
@@ -27,7 +26,7 @@ from qfleet.algos.value_based import inactive_encoder_options, reject_unused_opt
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
 from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, ParamGroup, RecurrentState, Tensors
-from qfleet.core.env import Box, EnvSpec, Leaf
+from qfleet.core.env import Box, EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Sample, Window
 from qfleet.maths.bellman import n_step
@@ -53,8 +52,6 @@ class ControlConfig(Section):
         0.0, description="target policy smoothing: standard deviation of the noise on target actions, which lie "
                          "within ±1; 0 = off")
     smoothing_clip: Positive = Field(0.5, description="bound on the absolute smoothing noise")
-    normalise: bool = Field(
-        False, description="normalise vector observations by their running mean and standard deviation")
     encoder: EncoderName = "auto"
     encoder_kwargs: EncoderOptions = Field(default_factory=dict)
     torso: Torso = "auto"
@@ -99,23 +96,21 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, model: CriticModel) ->
     """Build an agent whose critic follows `model`, with the options of `cfg`."""
     box = require_box(spec)
     reject_unused_options(cfg, spec)
-    normalised = _normalised_leaves(cfg, spec)
 
     def network() -> nn.Module:
         return actor_critic.make_actor_critic(
             partial(encoder_factory(cfg), spec.observation), cfg.hidden, box.size, model.outputs, cfg.norm,
-            1 + cfg.twin, normalised)
+            1 + cfg.twin)
 
     def act(net: nn.Module, obs: Tensors, memory: Memory, explore: ExplorationParams, rng: torch.Generator) -> Decision:
         online = cast(actor_critic.ActorCritic, net)
-        action, noise = add_exploration_noise(online.policy(online.normalise(obs)), memory["noise"], explore, rng)
+        action, noise = add_exploration_noise(online.policy(obs), memory["noise"], explore, rng)
         return Decision(action.view(-1, *box.shape), {"noise": noise})
 
     def evaluate_actions(net: nn.Module, obs: Tensors, action: torch.Tensor) -> Tensors:
         online = cast(actor_critic.ActorCritic, net)
-        normalised_obs = online.normalise(obs)
-        return {"taken": critic_distributions(online, normalised_obs, action.view(len(action), -1)),
-                "best": critic_distributions(online, normalised_obs, online.policy(normalised_obs))}
+        return {"taken": critic_distributions(online, obs, action.view(len(action), -1)),
+                "best": critic_distributions(online, obs, online.policy(obs))}
 
     def priority(rows: Tensors) -> torch.Tensor:
         """The learner's formula, with the acting networks' predictions at acting time as online and target network."""
@@ -138,7 +133,7 @@ def make_control_agent(cfg: ControlConfig, spec: EnvSpec, model: CriticModel) ->
 def greedy(net: nn.Module, obs: Tensors, memory: Memory, *, box: Box) -> Decision:
     """The policy's action, without noise."""
     online = cast(actor_critic.ActorCritic, net)
-    return Decision(online.policy(online.normalise(obs)).view(-1, *box.shape))
+    return Decision(online.policy(obs).view(-1, *box.shape))
 
 
 def make_loss(cfg: ControlConfig, model: CriticModel,
@@ -152,19 +147,18 @@ def make_loss(cfg: ControlConfig, model: CriticModel,
             next_distribution = target_distribution(
                 cfg, model, cast(actor_critic.ActorCritic, target), batch.obs(step.row[:, 0]), rng)
             y = model.make_target(step.ret[:, 0], step.discount[:, 0], next_distribution)
-        normalised_obs, action = online.normalise(obs), rows["action"][:, 0].reshape(len(rows["action"]), -1)
+        action = rows["action"][:, 0].reshape(len(rows["action"]), -1)
         critics = critics_of(online)
-        features = [critic.features(normalised_obs) for critic in critics]
+        features = [critic.features(obs) for critic in critics]
         distributions = [critic.distribution(each, action) for critic, each in zip(critics, features, strict=True)]
         losses = [model.td_loss(each, y) for each in distributions]
         per_item = torch.stack([error for error, _ in losses]).sum(0)
         priority = torch.stack([each for _, each in losses]).mean(0)
         metrics = {"train/q_mean": model.mean(distributions[0].detach()), "train/priority": priority}
         if skips_frozen:
-            return Loss(per_item, priority, None, metrics, online.updated_statistics(obs))
-        policy_loss = -model.mean(critics[0].frozen_distribution(features[0], online.policy(normalised_obs))).mean()
-        return Loss(per_item, priority, policy_loss, metrics | {"train/policy_loss": policy_loss.detach()},
-                    online.updated_statistics(obs))
+            return Loss(per_item, priority, None, metrics)
+        policy_loss = -model.mean(critics[0].frozen_distribution(features[0], online.policy(obs))).mean()
+        return Loss(per_item, priority, policy_loss, metrics | {"train/policy_loss": policy_loss.detach()})
 
     return loss
 
@@ -172,12 +166,11 @@ def make_loss(cfg: ControlConfig, model: CriticModel,
 def target_distribution(cfg: ControlConfig, model: CriticModel, target: actor_critic.ActorCritic, obs: Tensors,
                         rng: torch.Generator) -> torch.Tensor:
     """Return distribution [B, Z] of the target policy's action; with two critics, the one with the lower mean."""
-    normalised_obs = target.normalise(obs)
-    action = target.policy(normalised_obs)
+    action = target.policy(obs)
     if cfg.smoothing:
         noise = torch.randn(action.shape, generator=rng, device=action.device) * cfg.smoothing
         action = (action + noise.clamp(-cfg.smoothing_clip, cfg.smoothing_clip)).clamp(-1, 1)
-    return min_by_mean(model, [critic.distribution(critic.features(normalised_obs), action)
+    return min_by_mean(model, [critic.distribution(critic.features(obs), action)
                                for critic in critics_of(target)])
 
 
@@ -190,10 +183,10 @@ def min_by_mean(model: CriticModel, distributions: Sequence[torch.Tensor]) -> to
 
 
 def critic_distributions(
-    net: actor_critic.ActorCritic, normalised_obs: Mapping[str, torch.Tensor], action: torch.Tensor
+    net: actor_critic.ActorCritic, obs: Mapping[str, torch.Tensor], action: torch.Tensor
 ) -> torch.Tensor:
     """Return distributions of an action under every critic: [N, critics, Z]."""
-    return torch.stack([critic.distribution(critic.features(normalised_obs), action) for critic in critics_of(net)], 1)
+    return torch.stack([critic.distribution(critic.features(obs), action) for critic in critics_of(net)], 1)
 
 
 def critics_of(net: actor_critic.ActorCritic) -> list[actor_critic.Critic]:
@@ -234,11 +227,3 @@ def require_box(spec: EnvSpec) -> Box:
             f"{spec.id} has {spec.action_text}, and this agent needs continuous ones (Box): use agent.algo=dqn"
         )
     return spec.box
-
-
-def _normalised_leaves(cfg: ControlConfig, spec: EnvSpec) -> dict[str, Leaf]:
-    """Vector leaves with running mean and variance; empty without `cfg.normalise`."""
-    vectors = {name: leaf for name, leaf in spec.observation.items() if leaf.kind == "vector"}
-    if cfg.normalise and not vectors:
-        raise UserError(f"agent.normalise=true is for vector observations, and {spec.id} has none: leave it out")
-    return vectors if cfg.normalise else {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,8 +14,16 @@ from qfleet.core.replay import Sample, Window
 
 Tensors = dict[str, torch.Tensor]
 Columns = Mapping[str, tuple[tuple[int, ...], str]]
+RowValues = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 Memory = Any
 """Recurrent state of N lanes: tensors by name, [N, ...]; None for agents without recurrent state."""
+
+LAST_REWARD = "state.reward"
+"""Entry of `Agent.greedy_state` that the caller of an exported policy sets: the reward of the last step."""
+
+ROW_MOMENTS = ("row_count", "row_mean", "row_square")
+"""Network buffers (float64) of an agent with `row_values`: the number of rows that all learners have received, and the
+mean [K] and the sum of squared deviations [K] of their values."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,10 @@ class Agent:
     runtimes: it draws no random numbers, depends on no value of a tensor in Python, and returns the
     values [N, A] of discrete actions as `extras["q"]`. It reads the entries `greedy_state` of the
     recurrent state and returns those that change.
+
+    `row_values(columns)` returns the values [R, K] of the rows of a chunk, columns [R, ...], whose
+    moments the learner keeps in the network's buffers `ROW_MOMENTS`. It counts every row in which an
+    action was taken once.
     """
 
     network: Callable[[], nn.Module]
@@ -155,6 +168,7 @@ class Agent:
     greedy: Callable[[nn.Module, Tensors, Memory], Decision] | None = None
     greedy_state: tuple[str, ...] = ()
     q_values: Callable[[Tensors], torch.Tensor] | None = None
+    row_values: RowValues | None = None
 
 
 def epsilon_greedy(q_NA: torch.Tensor, params: ExplorationParams, rng: torch.Generator) -> torch.Tensor:

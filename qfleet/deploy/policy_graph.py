@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from qfleet.core.agent import Agent, Decision
+from qfleet.core.agent import LAST_REWARD, Agent, Decision
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.deploy.action_output import ActionOutput
@@ -19,11 +19,8 @@ from qfleet.envs.spaces import SpaceAdapter
 NEXT = "next."
 """Prefix of the outputs that are inputs of the next step."""
 
-REWARD = "state.reward"
-"""Recurrent state that the caller sets: the reward of the last step."""
-
 MEANINGS = {"state.action": "previous action plus 1, as an index; 0 at the start of an episode",
-            REWARD: "reward of the last step, as trained on (clipped if env.clip_rewards); set by the caller"}
+            LAST_REWARD: "reward of the last step (its sign with env.clip_rewards), not normalised; set by the caller"}
 
 
 class PolicyGraph(nn.Module):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qfleet.core.agent import LAST_REWARD
 from qfleet.core.errors import ExportError
-from qfleet.deploy.policy_graph import NEXT, REWARD, PolicyGraph
+from qfleet.deploy.policy_graph import NEXT, PolicyGraph
 from qfleet.deploy.value_info import Arrays
 
 BATCH_SIZES = (1, 2, 7)
@@ -31,8 +32,8 @@ def largest_difference(graph: PolicyGraph, run: Callable[[Arrays], Arrays]) -> f
             largest = max(largest, _compare(expected, run(inputs), lanes))
             following = {name.removeprefix(NEXT): value for name, value in expected.items() if name.startswith(NEXT)}
             inputs = inputs | graph.sample(lanes, seed=100 * lanes + step) | following
-            if REWARD in inputs:
-                inputs[REWARD] = np.linspace(-1, 1, lanes, dtype=np.float32)
+            if LAST_REWARD in inputs:
+                inputs[LAST_REWARD] = np.linspace(-1, 1, lanes, dtype=np.float32)
     return largest
 
 

@@ -50,6 +50,7 @@ class Settings(TypedDict, total=False):
     launcher: str
     agent: str | SectionSettings
     explore: str | SectionSettings
+    normalise: SectionSettings
     replay: SectionSettings
     learner: SectionSettings
     eval: SectionSettings

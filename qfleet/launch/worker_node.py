@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from qfleet.core.agent import ROW_MOMENTS
 from qfleet.core.clock import Progress, RunClock
 from qfleet.core.episode import Episode
 from qfleet.core.replay import Segment
@@ -169,11 +170,15 @@ class CoordinatorClient:
             self.connection.metrics.count("server/checkpoint_barrier_ms", round(1000 * (time.monotonic() - since)))
 
     def _part(self, snapshot: Snapshot) -> dict[str, Any]:
-        """State of this worker; the first one's target network and buffers stand for all."""
+        """State of this worker; the first one's target network and buffers stand for all.
+
+        Running statistics of rows are those of the first shard, which has the rows of all learners.
+        """
         if self.index:
             return learner_part(snapshot.state)
         learner = snapshot.state["learner"]
-        buffers = {name: learner["net"][name] for name, _ in self.core.learner.flat.net.named_buffers()}
+        buffers = {name: learner["net"][name] for name, _ in self.core.learner.flat.net.named_buffers()
+                   if name not in ROW_MOMENTS}
         return learner_part({**snapshot.state, "learner": {**learner, "buffers": buffers}}, OF_FIRST_WORKER)
 
 
@@ -188,7 +193,8 @@ class WorkerRun(LearnerRun):
         server, name = config.parameter_server, f"{client.connection.name}, life {client.incarnation}"
 
         def make_sync(replay: ReplayStore[Any], meter: Meter) -> ParameterServerSync:
-            return ParameterServerSync(name, shard_clients, server, meter, first=client.index == 0)
+            return ParameterServerSync(name, shard_clients, server, meter, first=client.index == 0,
+                                       row_moments=lambda: self.core.learner.row_moments)
 
         super().__init__(
             setup, plan, replace(SILENT_HOOKS, write_members=partial(write_members_of, directory.path, client.index)),

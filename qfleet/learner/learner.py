@@ -27,6 +27,7 @@ from qfleet.core.weights import WeightStore
 from qfleet.optim.flat_params import Flat, is_finite
 from qfleet.optim.optimizer import LearningRate
 from qfleet.optim.optimizer_config import OptimizerConfig
+from qfleet.optim.row_moments import RowMoments
 from qfleet.sync.gradient_sync import GradientSync, Solo
 from qfleet.sync.outlier_filter import OutlierFilter
 
@@ -136,6 +137,8 @@ class Learner:
         if context.gradient_sync is not None:  # it may have loaded other weights
             self.target.polyak_update(self.flat)
             self.clock.set_updates(self.gradient_sync.update_count(self.clock.updates, 0))
+        self.row_moments = None if agent.row_values is None else RowMoments(
+            agent.row_values, self.flat, exchanged=context.gradient_sync is not None)
         self.rng = torch.Generator(device).manual_seed(seed_for(seed, "learner"))
         deviations = context.outlier_deviations
         self._outlier_filter = None if deviations is None else OutlierFilter(deviations, device)
@@ -240,21 +243,27 @@ class Learner:
         """Initialise the online and target networks from trained weights."""
         self.flat.load(state)
         self.target.load(state)
+        if self.row_moments is not None:
+            self.row_moments.read_network()
         self._published_version = -1
         self.publish()
 
     def state_dict(self) -> dict[str, Any]:
         self.require_finite(self.flat)
         self._discount_bad(0 if self._graph_update is None else self._graph_update.unreported_bad())
+        rows = {} if self.row_moments is None else self.row_moments.state_dict()
         return {"net": self.flat.state(), "target": self.target.state(), "gradients": self.gradient_sync.state_dict(),
                 "rng": self.rng.get_state(), "updates": self.updates, "published": self._published_version,
-                "moved": self._target_version, "owed": self._uncounted}
+                "moved": self._target_version, "owed": self._uncounted,
+                **({"rows": rows} if rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.flat.load(state["net"])
         self.target.load(state["target"])
         self._last_finite = self.flat.master.clone()
         self.gradient_sync.load_state_dict(state["gradients"])
+        if self.row_moments is not None:
+            self.row_moments.load_state_dict(state.get("rows", {}))
         restore_rng(self.rng, state["rng"])
         self.clock.set_updates(self.gradient_sync.update_count(state["updates"], 0))
         self._published_version = state["published"]
@@ -274,6 +283,7 @@ class Learner:
         """Launch one asynchronous update if the rate limiter allows it."""
         if not graph_update.claim():
             return False
+        self._write_row_moments()
         with_metrics = self._uncounted == 0 and (self.updates + 1) % self.cfg.metrics_period_updates == 0
         graph_update.update(with_metrics)
         if self._uncounted:
@@ -310,11 +320,17 @@ class Learner:
         self._held_sample = sample if factor is None else None
         if sample is None or factor is None:
             return False
+        self._write_row_moments()
         if factor != 1.0:
             sample = replace(sample, weight=sample.weight * factor)
         self.timer.lap(SAMPLE)
         self._update(sample)
         return True
+
+    def _write_row_moments(self) -> None:
+        """Let the next update and all later versions of the weights use the newest statistics."""
+        if self.row_moments is not None:
+            self.row_moments.write()
 
     def _update(self, sample: Sample) -> None:
         gradient_fn = (

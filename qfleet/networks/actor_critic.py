@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from qfleet.core.env import Leaf
-from qfleet.networks.curiosity import Normaliser
 from qfleet.networks.encoder import AnyEncoder
 from qfleet.networks.heads import Head
 from qfleet.networks.norms import Norm
@@ -57,30 +55,19 @@ class Critic(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Policy and critics, with running statistics of the observations in `normalised`."""
+    """Policy and critics."""
 
-    def __init__(self, policy: PolicyNetwork, critics: Sequence[Critic], normalised: Mapping[str, Leaf]) -> None:
+    def __init__(self, policy: PolicyNetwork, critics: Sequence[Critic]) -> None:
         super().__init__()
         self.policy, self.critics = policy, nn.ModuleList(critics)
-        self.normaliser = Normaliser(normalised) if normalised else None
-
-    def normalise(self, obs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Normalised observations, the input of policy and critics."""
-        return obs if self.normaliser is None else self.normaliser(obs)
-
-    def updated_statistics(self, obs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Buffers by name, updated with these observations; the network itself is unchanged."""
-        if self.normaliser is None:
-            return {}
-        return {f"normaliser.{name}": value for name, value in self.normaliser.updated_statistics(obs).items()}
 
 
 def make_actor_critic(
     encoder: Callable[[], AnyEncoder], hidden: Sequence[int], actions: int, outputs: int, norm: Norm,
-    critics: int, normalised: Mapping[str, Leaf]) -> ActorCritic:
+    critics: int) -> ActorCritic:
     """Build policy and critics, each with its own encoder.
 
     The policy's dense layers have no `norm`: on HalfCheetah it cost time without a benefit.
     """
     return ActorCritic(PolicyNetwork(encoder(), hidden, actions),
-                       [Critic(encoder(), hidden, actions, outputs, norm) for _ in range(critics)], normalised)
+                       [Critic(encoder(), hidden, actions, outputs, norm) for _ in range(critics)])

@@ -125,11 +125,12 @@ class Codec:
 
     def unpack(self, packed: PackedChunk) -> Chunk:
         """Decode a chunk; raise ValueError if a block does not decode to its rows or a float is not finite."""
-        columns = dict(packed.dense)
-        for column in self._layout.blocked:
-            columns[column.name] = self._decompress(column, packed.blocked[column.name])
-        order = self._layout.columns + self._layout.state_columns
-        return Chunk({column.name: columns[column.name] for column in order}, packed.valid)
+        return Chunk(self.unpack_columns(packed, self._layout.columns + self._layout.state_columns), packed.valid)
+
+    def unpack_columns(self, packed: PackedChunk, columns: Sequence[Column]) -> dict[str, np.ndarray]:
+        """Decode some columns; raises as `unpack` does."""
+        return {column.name: packed.dense[column.name] if column.name in packed.dense
+                else self._decompress(column, packed.blocked[column.name]) for column in columns}
 
     def verify(self, packed: PackedChunk) -> None:
         """Raise ValueError if `unpack` would. Integer columns are not delta-decoded: any bytes are valid integers."""

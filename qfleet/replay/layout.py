@@ -122,6 +122,12 @@ class Layout:
     def starts(self) -> int:
         return self.chunk_steps // self.window.stride
 
+    @cached_property
+    def new_rows(self) -> slice:
+        """Rows of a chunk that are in this place of no other chunk of their lane: every row of an episode is once."""
+        first = self.context + self.window.past
+        return slice(first, first + self.chunk_steps)
+
     def steps_of(self, last: np.ndarray) -> int:
         """Number of environment steps in a chunk, given its column `last`, bool [R].
 
@@ -130,8 +136,7 @@ class Layout:
         """
         if not self.window.within_episode:
             return self.chunk_steps
-        first = self.context + self.window.past
-        return max(1, int(np.count_nonzero(~last[first:first + self.chunk_steps])))
+        return max(1, int(np.count_nonzero(~last[self.new_rows])))
 
     @cached_property
     def rows(self) -> int:

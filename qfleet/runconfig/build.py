@@ -9,6 +9,7 @@ import torch
 
 from qfleet import envs
 from qfleet.accel.threads import decoding_threads, usable_cores
+from qfleet.algos.normalisation import normalised
 from qfleet.config import load_attribute, plugin_module
 from qfleet.core.agent import Agent
 from qfleet.core.env import EnvSpec, VectorEnv
@@ -42,7 +43,7 @@ def make_agent(config: RunConfig, spec: EnvSpec) -> Agent:
     if problem := action_mismatch(config.agent, spec):
         raise UserError(problem)
     agent: Agent = plugin_module("qfleet.algos", config.agent.algo).build(config.agent, spec)
-    return agent
+    return normalised(agent, config.normalise, spec, getattr(config.agent, "gamma", None))
 
 
 UNLIMITED_STEPS = 10_000

@@ -45,7 +45,8 @@ def explain(resolved: Resolved) -> list[ExplainedKey]:
     idle, docs = inactive_keys(resolved.config), descriptions(resolved.config)
     rejected, unchecked = _rejected_keys(resolved.config)
     idle |= rejected
-    docs |= {key: f"{docs[key]} (only for images)" for key in unchecked}
+    kinds = {key: "vectors" if key.startswith("normalise.") else "images" for key in unchecked}
+    docs |= {key: f"{docs[key]} (only for {kind})" for key, kind in kinds.items()}
     if resolved.config.env.image_symbols == "auto" and SYMBOLS not in idle and _is_for_images(resolved):
         docs[SYMBOLS] += _found_symbols(resolved.config)
     return [ExplainedKey(key, value, resolved.provenance.get(key, DEFAULT), idle.get(key, ""), docs.get(key, ""))
@@ -68,18 +69,24 @@ def _found_symbols(config: RunConfig) -> str:
 
 
 def _rejected_keys(config: RunConfig) -> tuple[dict[str, str], list[str]]:
-    """Agent keys that this environment rejects, with the reason; and keys that cannot be checked.
+    """Keys of agent and normalise that this environment rejects, with the reason; and keys that cannot be checked.
 
     The environment is built only if a key depends on it; if it cannot be built here, these keys remain unchecked.
     """
-    unused_for = getattr(config.agent, "unused_for", None)  # a user's agent may lack it
-    if unused_for is None or not (unchecked := unused_for(EnvSpec(config.env.id, {}, num_actions=1))):
+    if not (unchecked := _unused_for(config, EnvSpec(config.env.id, {}, num_actions=1))):
         return {}, []
     try:
         spec = env_spec_of(config.env)
     except Exception:  # a missing extra or an error of the environment: the rest is still explained
-        return {}, [f"agent.{name}" for name in unchecked]
-    return {f"agent.{name}": f"{why} (a run would fail)" for name, why in unused_for(spec).items()}, []
+        return {}, list(unchecked)
+    return {key: f"{why} (a run would fail)" for key, why in _unused_for(config, spec).items()}, []
+
+
+def _unused_for(config: RunConfig, spec: EnvSpec) -> dict[str, str]:
+    """Keys that an environment with this spec rejects, with the reason."""
+    unused_for = getattr(config.agent, "unused_for", None)  # a user's agent may lack it
+    found = {"agent": unused_for(spec) if unused_for else {}, "normalise": config.normalise.unused_for(spec)}
+    return {f"{section}.{name}": why for section, keys in found.items() for name, why in keys.items()}
 
 
 def descriptions(config: Config) -> dict[str, str]:

@@ -17,6 +17,7 @@ HINTS = {
 """Names in other libraries -> keys of this config, for the did-you-mean."""
 
 REMOVED = {
+    "agent.normalise": "was replaced in 0.2.0 by normalise.observations, for every agent",
     "learner.parts": "was removed in 0.2.0: batches are no longer split; delete it, and set run.threads=1 where "
                      "other processes keep cores busy",
     "run.share_cores": "was removed in 0.2.0; delete it, and set run.threads=1 where other processes keep cores busy",

@@ -8,6 +8,7 @@ from qfleet.config import Config, plugin_module
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Window
+from qfleet.envs import atari
 from qfleet.training.checkpointer import CheckpointConfig
 from qfleet.training.evaluation import EvalConfig
 
@@ -52,6 +53,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
                      "out, or set actors=0 learners=1 sync=none launcher=local")
     found += _noise_and_epsilon(cfg)
     found += _noise_on_discrete_actions(cfg)
+    found += _clipped_and_normalised(cfg)
     found += _topology(cfg)
     captured = cfg.learner.capture is True and not cfg.learner.compile
     if cfg.synchronous and cfg.allreduce.overlap and captured:
@@ -139,6 +141,18 @@ def _noise_on_discrete_actions(cfg: RunConfig) -> list[str]:
         return []
     return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and agent.algo={cfg.agent.algo} "
             "has discrete ones: set agent.algo=ddpg, or explore.kind=linear if the environment's actions are discrete"]
+
+
+def _clipped_and_normalised(cfg: RunConfig) -> list[str]:
+    """Reject rewards that are clipped to their sign before they are normalised."""
+    clipped = cfg.env.clip_rewards
+    if clipped is None:
+        clipped = atari.claims(cfg.env.id)
+    if not (clipped and cfg.normalise.rewards):
+        return []
+    default = " (the default of Atari games)" if cfg.env.clip_rewards is None else ""
+    return [f"normalise.rewards=true with env.clip_rewards=true{default}: only the sign of a clipped reward is left to "
+            "normalise; set env.clip_rewards=false, or leave normalise.rewards out"]
 
 
 def action_mismatch(agent: Config, spec: EnvSpec) -> str | None:

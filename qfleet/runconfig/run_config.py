@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from qfleet.algos.normalisation import NormaliseConfig
 from qfleet.config import Config, Count, PluginName, PositiveCount, Real, plugin
 from qfleet.envs import EnvConfig
 from qfleet.learner.learner import LearnerConfig
@@ -67,6 +68,7 @@ class RunConfig(Config):
     agent: Annotated[Any, ALGO] = Field(default_factory=ALGO.make, description="the algorithm and its hyperparameters")
     explore: Annotated[Any, EXPLORE] = Field(
         default_factory=EXPLORE.make, description="the exploration strategy of the actors")
+    normalise: NormaliseConfig = NormaliseConfig()
     replay: ReplayConfig = ReplayConfig()
     learner: LearnerConfig = LearnerConfig()
     eval: EvalConfig = EvalConfig()

@@ -44,8 +44,8 @@ def matching_weights(
     keys = [_agent(text, str(checkpoint.path)) for text in (checkpoint.config_text, config)]
     problems = _shortened(found.unfit) + _differences(*keys)
     remedy = ("no tensor fits: leave out init_from" if not found.taken else
-              "the network must be the same, everything else may differ: set the agent's keys as in the checkpoint, or "
-              "init_partial=true to copy the tensors that fit and initialise the others randomly")
+              "the network must be the same, everything else may differ: set the keys of agent and normalise as in the "
+              "checkpoint, or init_partial=true to copy the tensors that fit and initialise the others randomly")
     raise UserError("\n".join(["the networks differ", *problems, remedy]))
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from qfleet.core.agent import ROW_MOMENTS
 from qfleet.core.metrics import Metrics
 from qfleet.optim.flat_params import Flat
 from qfleet.optim.optimizer import split_evenly
+from qfleet.optim.row_moments import RowMoments, moments_of
 from qfleet.sync.gradient_sync import Grads, norm_of
 from qfleet.sync.ps_shard import ParameterServerConfig, Push, PushPullResult, ShardClient, WeightSnapshot
 
@@ -21,12 +23,14 @@ class ParameterServerSync:
 
     `updates` is the number of updates that all learners have applied, as known to this process. The
     `first` learner sends its network's buffers (running statistics) to the first shard, from which
-    new learners and evaluators get them.
+    new learners and evaluators get them. `row_moments` returns the learner's moments of rows, None without running
+    statistics: those of new rows are sent with every push, and those of all learners come back with the weights.
     """
 
     def __init__(self, worker: str, shard_clients: Sequence[ShardClient], cfg: ParameterServerConfig, metrics: Metrics,
-                 first: bool = True) -> None:
+                 first: bool = True, row_moments: Callable[[], RowMoments | None] = lambda: None) -> None:
         self.worker, self.shard_clients, self.cfg, self.metrics, self.first = worker, shard_clients, cfg, metrics, first
+        self._row_moments = row_moments
         self._sequence = self._since_push = self._since_pull = 0
         self._bytes = self._updates_made = 0
         self._seconds = 0.0
@@ -37,7 +41,7 @@ class ParameterServerSync:
         self._gradient_sum = torch.zeros_like(flat.master)
         self._local = [("", 0)] * len(self.shard_clients)  # epoch and version of the local weights of each shard
         self._newest = [0] * len(self.shard_clients)
-        self._push_pull(None, 0.0, pull=True)
+        self._push_pull(None, 0.0, pull=True, moments=None)
         self._bytes = 0
 
     @property
@@ -79,7 +83,8 @@ class ParameterServerSync:
         if pull := self._since_pull >= self.cfg.pull_period_updates:
             self._since_pull = 0
         if pull or sent is not None:
-            self._push_pull(sent, norm if sent is gradient or sent is None else norm_of(sent), pull)
+            self._push_pull(sent, norm if sent is gradient or sent is None else norm_of(sent), pull,
+                            self._row_moments())
         return norm
 
     def _averaged(self, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -91,11 +96,11 @@ class ParameterServerSync:
         self._gradient_sum.zero_()
         return mean
 
-    def _push_pull(self, gradient: torch.Tensor | None, norm: float, pull: bool) -> None:
+    def _push_pull(self, gradient: torch.Tensor | None, norm: float, pull: bool, moments: RowMoments | None) -> None:
         """Call all shards concurrently and apply their results."""
         start = time.perf_counter()
         calls = [shard.push_pull(self.worker, push, pull)
-                 for shard, push in zip(self.shard_clients, self._pushes(gradient, norm), strict=True)]
+                 for shard, push in zip(self.shard_clients, self._pushes(gradient, norm, moments), strict=True)]
         results = [self._pull_if_restored(index, call()) for index, call in enumerate(calls)]
         self._seconds += time.perf_counter() - start
         staleness = []
@@ -107,17 +112,23 @@ class ParameterServerSync:
                 self._load_slice(index, snapshot)
                 if gradient is None:
                     self.flat.set_buffers(snapshot.buffers)
+                if moments is not None and index == 0:
+                    moments.replace(moments_of(snapshot.buffers))
         if staleness:
             self.metrics.write({"server/staleness": sum(staleness) / len(staleness)})
         self.flat.copy_to_network()
 
-    def _pushes(self, gradient: torch.Tensor | None, norm: float) -> list[Push | None]:
+    def _pushes(self, gradient: torch.Tensor | None, norm: float, moments: RowMoments | None) -> list[Push | None]:
         if gradient is None:
             return [None] * len(self.shard_clients)
         wire = gradient.bfloat16() if self.cfg.compress == "bf16" else gradient
         self._bytes += wire.nbytes
-        buffers = {name: value.cpu().clone() for name, value in self.flat.net.named_buffers()} if self.first else {}
-        return [Push(self.worker, self._sequence, epoch, version, norm, wire[piece], {} if index else buffers)
+        buffers = {name: value.cpu().clone() for name, value in self.flat.net.named_buffers()
+                   if name not in ROW_MOMENTS} if self.first else {}
+        unsent = [] if moments is None else [torch.from_numpy(new.to_row()) for new in moments.take_unsent()]
+        rows = torch.stack(unsent) if unsent else None
+        return [Push(self.worker, self._sequence, epoch, version, norm, wire[piece],
+                     *(({}, None) if index else (buffers, rows)))
                 for index, (piece, (epoch, version)) in enumerate(zip(self.shard_slices, self._local, strict=True))]
 
     def _pull_if_restored(self, index: int, result: PushPullResult) -> PushPullResult:
@@ -143,5 +154,5 @@ class ParameterServerSync:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Ignore the checkpoint and pull the server's weights, which are authoritative."""
-        self._push_pull(None, 0.0, pull=True)
+        self._push_pull(None, 0.0, pull=True, moments=None)
         self._bytes = 0

@@ -22,7 +22,9 @@ import torch
 from pydantic import Field
 
 from qfleet.config import Config, Count, Fraction, NonNegative, Positive, PositiveCount
+from qfleet.core.agent import ROW_MOMENTS
 from qfleet.maths.delay_compensation import compensate
+from qfleet.maths.moments import Moments
 from qfleet.optim.flat_params import is_finite
 from qfleet.optim.optimizer import (
     COUNTERS,
@@ -32,6 +34,7 @@ from qfleet.optim.optimizer import (
     vectors_of,
 )
 from qfleet.optim.optimizer_config import OptimizerConfig
+from qfleet.optim.row_moments import buffers_of, moments_of
 from qfleet.optim.torch_optimizer import PREFIX, make_optimizer
 
 
@@ -73,7 +76,8 @@ class Push:
     `norm` is that of the full gradient, for clipping. `sequence` distinguishes a repeated push from
     the next one. `epoch` and `version` are those of the weights used to compute it. `buffers` are
     running statistics of the network; one worker sends them to one shard, which passes them on to
-    readers.
+    readers. `rows` [chunks, 1 + 2K] are moments of new rows, for an agent's running statistics; the
+    shard merges those of all workers into its buffers `ROW_MOMENTS`.
     """
 
     worker: str
@@ -83,6 +87,7 @@ class Push:
     norm: float
     gradient: torch.Tensor
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rows: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ class Shard:
 
     def pull(self, worker: str) -> WeightSnapshot:
         with self._lock:
-            if self._snapshot.version != self.version:
+            if self._snapshot.version != self.version or self._snapshot.buffers is not self.buffers:
                 self._snapshot = self._make_snapshot()
             if self.cfg.compensation != "none":
                 self._pulled[worker] = self._snapshot
@@ -165,6 +170,7 @@ class Shard:
             if (reason := self._find_error(push, gradient)) is not None:
                 self.refused += 1
                 raise PushRejected(f"{self.name} rejects a gradient from {push.worker}: {reason}")
+            self._merge_rows(push.rows)
             staleness = self.version - push.version
             self.staleness[staleness] += 1
             if self.cfg.max_staleness is not None and staleness > self.cfg.max_staleness:
@@ -173,7 +179,7 @@ class Shard:
             else:
                 self.optimizer.step(self._compensated(push, gradient), push.norm)
                 self.version += 1
-                self.buffers = push.buffers or self.buffers
+                self.buffers = {**self.buffers, **push.buffers} if push.buffers else self.buffers
                 result = PushResult("applied", self.version, staleness)
             self._last_results[push.worker] = (push.sequence, result)
             return result
@@ -188,7 +194,19 @@ class Shard:
             return f"it was computed at version {push.version}, but the newest is {self.version}"
         if not (0 <= push.norm < float("inf") and is_finite(gradient)):
             return "it is not finite"
+        if push.rows is not None:
+            size = self.buffers[ROW_MOMENTS[1]].numel() if ROW_MOMENTS[1] in self.buffers else -1
+            if push.rows.ndim != 2 or push.rows.shape[1] != 1 + 2 * size or not bool(push.rows.isfinite().all()):
+                return f"its moments of new rows are {tuple(push.rows.shape)} numbers, or not finite"
         return None
+
+    def _merge_rows(self, rows: torch.Tensor | None) -> None:
+        """Add new rows to the running statistics, also those of a push whose gradient is too old."""
+        if rows is not None:
+            moments = moments_of(self.buffers)
+            for row in rows.numpy():
+                moments = moments.merge(Moments.from_row(row))
+            self.buffers = {**self.buffers, **buffers_of(moments)}
 
     def _compensated(self, push: Push, gradient: torch.Tensor) -> torch.Tensor:
         pulled = self._pulled.get(push.worker)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from qfleet.accel.choose import stores_in_turns
@@ -16,11 +17,13 @@ from qfleet.core.agent import Agent
 from qfleet.core.clock import Progress, RunClock
 from qfleet.core.env import EnvSpec
 from qfleet.core.evaluation import Score
-from qfleet.core.replay import Sample
+from qfleet.core.replay import Chunk, Sample
 from qfleet.core.seeds import seed_for
 from qfleet.core.weights import WeightStore
 from qfleet.learner.learner import Learner, LearnerContext
+from qfleet.optim.row_moments import RowMoments
 from qfleet.replay.chunker import staggered_padding
+from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.layout import Layout
 from qfleet.replay.make_store import make_store
 from qfleet.replay.store import ReplayStore
@@ -79,6 +82,31 @@ class Components:
         return cls(clock, StopRule(plan, clock.progress))
 
 
+class ObservedReplay:
+    """Adds chunks to a replay, and the rows of accepted ones to an agent's running statistics."""
+
+    def __init__(self, replay: ReplayStore[Any], moments: RowMoments) -> None:
+        self._replay, self._moments, self._codec = replay, moments, Codec(replay.layout)
+        self._columns = [column for column in replay.layout.columns if not column.image]
+
+    def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
+        serial = self._replay.add(chunk, priority)
+        if serial is not None:
+            self._observe(chunk.columns)
+        return serial
+
+    def add_packed(self, packed: PackedChunk, priority: np.ndarray | None = None) -> int | None:
+        serial = self._replay.add_packed(packed, priority)
+        if serial is not None:
+            self._observe(self._codec.unpack_columns(packed, self._columns))
+        return serial
+
+    def _observe(self, columns: Mapping[str, np.ndarray]) -> None:
+        rows = self._replay.layout.new_rows
+        taken = rows.start + np.flatnonzero(~columns["last"][rows])
+        self._moments.add({column.name: columns[column.name][taken] for column in self._columns})
+
+
 class LearnerCore:
     """Learner, replay and meter of one process, with the run's step and update counts, stop rule and best score."""
 
@@ -104,7 +132,12 @@ class LearnerCore:
             self.clock, components.make_sync(self.replay, self.meter), plan.total_updates,
             components.max_updates_per_step, components.outlier_deviations, hooks.on_bad_batch)
         self.learner = Learner(agent, self.replay, weights, self.meter, plan.learner, seed, plan.device, context)
+        moments = self.learner.row_moments
+        self.experience = self.replay if moments is None else ObservedReplay(self.replay, moments)
         self.learner.publish()
+
+    experience: ReplayStore[Any] | ObservedReplay
+    """Takes the chunks of actors."""
 
     def progress(self) -> Progress:
         return self.clock.progress()
@@ -116,7 +149,7 @@ class LearnerCore:
         are staggered anyway.
         """
         stagger = stores_in_turns(self.plan.device) and not self.layout.window.within_episode
-        return Recorder(self.agent, self.layout, lanes, self.replay, self.plan.replay.alpha > 0,
+        return Recorder(self.agent, self.layout, lanes, self.experience, self.plan.replay.alpha > 0,
                         staggered_padding(self.layout, lanes) if stagger else ())
 
     def record_evaluation(self, score: Score, weights: dict[str, torch.Tensor]) -> None:

@@ -96,6 +96,9 @@ class RankConsensus:
         if self.group.size == 1:
             self.save_requests = self._proposed_requests
 
+    VALUES = 3
+    """Length of `local_state`."""
+
     def local_state(self) -> list[float]:
         return [float(self.clock.local_steps), float(self.stop.proposal), float(self._proposed_requests)]
 
@@ -247,7 +250,7 @@ class RankRun(LearnerRun):
         self.group, self.consensus = consensus.group, consensus
 
         def make_sync(replay: ReplayStore[Any], meter: Meter) -> GradientSync:
-            return build(plan.learner, RankLink(self.group, consensus.local_state, consensus.receive_states,
+            return build(plan.learner, RankLink(self.group, self._vote_values, self._receive_votes,
                                                 lambda: setup.batches_ahead(plan, replay)))
 
         super().__init__(
@@ -283,6 +286,17 @@ class RankRun(LearnerRun):
         self._last_sent = (self.group.sent_bytes, self.core.learner.updates)
         self._restored = True
 
+    def _vote_values(self) -> list[float]:
+        """What this rank adds to a vote: its state, and the moments of its new rows for running statistics."""
+        moments = self.core.learner.row_moments
+        return [*self.consensus.local_state(), *([] if moments is None else moments.take_row())]
+
+    def _receive_votes(self, rows: RankRows) -> None:
+        """Take over the states of all ranks, and the moments of their new rows."""
+        self.consensus.receive_states(rows)
+        if (moments := self.core.learner.row_moments) is not None:
+            moments.merge_ranks([row[RankConsensus.VALUES:] for row in rows])
+
     def _broadcast_weights(self) -> None:
         """Copy the weights and buffers of rank 0 to all ranks, whatever initialised them."""
         learner = self.core.learner
@@ -290,6 +304,8 @@ class RankRun(LearnerRun):
             for tensor in [flat.master, *flat.net.buffers()]:
                 self.group.broadcast(tensor)
             flat.copy_to_network()
+        if learner.row_moments is not None:
+            learner.row_moments.read_network()
         self.core.republish()
 
     def _comm_metrics(self) -> dict[str, float]:

@@ -131,12 +131,12 @@ class MessageHandler:
         return decoded
 
     def _apply(self, index: int, decoded: DecodedMessage) -> None:
-        replay, meter = self.core.replay, self.core.meter
+        experience, meter = self.core.experience, self.core.meter
         if not self.closing:
             self.core.clock.count_steps(decoded.steps)
             self.member_steps[index] += decoded.steps
             for packed, priority in decoded.chunks:
-                if replay.add_packed(packed, priority) is None:
+                if experience.add_packed(packed, priority) is None:
                     meter.count("fault/bad_messages")
                     log.warning("a chunk of member %d was dropped: it does not decode", index)
             for episode in decoded.episodes:

@@ -41,7 +41,7 @@ from qfleet.transport.shard_service import (
     METHODS,
     SERVICE,
     VERDICT_NAMES,
-    pack_buffers,
+    pack_pushed_buffers,
     pack_shard,
     to_bytes,
     to_tensor,
@@ -240,4 +240,4 @@ def _push_fields(push: Push) -> dict[str, Any]:
     """Fields of a request that pushes a gradient, without the gradient itself."""
     half = push.gradient.dtype == torch.bfloat16
     return {"sequence": push.sequence, "epoch": push.epoch, "version": push.version, "norm": push.norm,
-            "numbers": BFLOAT16 if half else FLOAT32, "buffers": pack_buffers(push.buffers)}
+            "numbers": BFLOAT16 if half else FLOAT32, "buffers": pack_pushed_buffers(push)}

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from google.protobuf.message import Message
 
+from qfleet.core.agent import ROW_MOMENTS
 from qfleet.sync.ps_shard import Push, PushRejected, Shard, divided_entries, is_shard_state
 from qfleet.transport.address import socket_address
 from qfleet.transport.fleet_server import WORKERS, AuthInterceptor, CallRejected, make_server, rpc_handler
@@ -53,6 +54,9 @@ METHODS = ("Meet", "Look", "Copy", "Load", "Dismiss")
 CHALLENGE = ""
 """Fixed challenge: shards are called through sockets in a private folder, so the server proves nothing."""
 
+NEW_ROWS = "new_rows"
+"""Name of `Push.rows` in a message."""
+
 MAX_CONNECTIONS = 1024
 VERDICTS = {"applied": APPLIED, "stale": STALE, "repeated": REPEATED, "anew": ANEW}
 VERDICT_NAMES: dict[Any, Any] = {number: name for name, number in VERDICTS.items()}
@@ -80,6 +84,11 @@ def pack_shard(state: Mapping[str, Any]) -> State:
 
 def pack_buffers(buffers: Mapping[str, torch.Tensor]) -> bytes:
     return pack_weights(buffers) if buffers else b""
+
+
+def pack_pushed_buffers(push: Push) -> bytes:
+    """The buffers of a push; its moments of new rows are one of them."""
+    return pack_buffers({**push.buffers, **({} if push.rows is None else {NEW_ROWS: push.rows})})
 
 
 def unpack_buffers(data: bytes) -> dict[str, torch.Tensor]:
@@ -136,8 +145,10 @@ class ShardService:
                 if dtype is None:
                     raise ValueError(f"dtype {request.numbers} is unknown")
                 gradient = to_tensor(request.gradient, dtype) if buffer is None else buffer.gradient(dtype)
+                buffers = unpack_buffers(request.buffers)
+                rows = buffers.pop(NEW_ROWS, None)
                 answer = shard.push(Push(request.worker, request.sequence, request.epoch, request.version,
-                                         request.norm, gradient, unpack_buffers(request.buffers)))
+                                         request.norm, gradient, buffers, rows))
             except ValueError as error:
                 prefix = "" if isinstance(error, PushRejected) else f"a gradient of {request.worker}: "
                 raise CallRejected(grpc.StatusCode.INVALID_ARGUMENT, f"{prefix}{error}") from None
@@ -152,9 +163,10 @@ class ShardService:
             weights = to_bytes(snapshot.weights)
         else:
             buffer.weights.copy_(snapshot.weights)
+        wanted = ROW_MOMENTS if request.sequence else tuple(snapshot.buffers)
+        statistics = pack_buffers({name: snapshot.buffers[name] for name in wanted if name in snapshot.buffers})
         return MeetReply(verdict=verdict, epoch=snapshot.epoch, version=snapshot.version, staleness=staleness,
-                         weights=weights,
-                         buffers=b"" if request.sequence else pack_buffers(snapshot.buffers)).SerializeToString()
+                         weights=weights, buffers=statistics).SerializeToString()
 
     def _shared_buffer(self, request: MeetRequest, shard: Shard) -> SharedBuffer | None:
         if not request.HasField("board"):

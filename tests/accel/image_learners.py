@@ -5,6 +5,7 @@ import torch
 from fakes import ListMetrics
 
 from qfleet.algos import agent57, c51, dqn, hlgauss, iqn, ngu, qr, r2d2
+from qfleet.algos.normalisation import NormaliseConfig, normalised
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.learner.learner import Learner, LearnerConfig
 from qfleet.learner.weight_store import Mailbox
@@ -52,8 +53,8 @@ def agent_of(module, switches, spec=SPEC):
                                                       **switches}), spec)
 
 
-def learner_of(module, switches, metrics=None, alpha=0.6, reward=1.0, spec=SPEC, device=CPU, **cfg):
-    agent = agent_of(module, switches, spec)
+def learner_of(module, switches, metrics=None, alpha=0.6, reward=1.0, spec=SPEC, device=CPU, normalise=None, **cfg):
+    agent = normalised(agent_of(module, switches, spec), NormaliseConfig(**normalise or {}), spec, 0.9)
     config = LearnerConfig.model_validate({"batch_size": 16, "precision": "fp32", "learning_rate": 1e-3,
                                            "target_period_updates": 3, "metrics_period_updates": 2} | cfg)
     replay = replay_of(agent, alpha, reward, spec, device)

@@ -13,18 +13,23 @@ from qfleet.accel import graph_policy as reflexes
 from qfleet.accel.graph_policy import GraphPolicy
 from qfleet.actor.policy import Policy
 from qfleet.algos import dqn, r2d2
+from qfleet.algos.normalisation import NormaliseConfig, normalised
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.errors import UserError
 from qfleet.learner.weight_store import Mailbox
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("module", "switches"), [*AGENTS, RECURRENT, *CURIOUS])
-def test_reflexes_choose_as_the_policy_does(module, switches):
+def test_reflexes_choose_as_the_policy_does(module, switches, scaled):
     """Episodes end in single lanes: stacks that are kept show what the environment shows, and what an agent remembers
     is what the policy remembers."""
     agent = module.build(module.Config.model_validate({"algo": module.__name__.split(".")[-1], "hidden": [16],
                                                        **switches}), SPEC)
+    agent = normalised(agent, NormaliseConfig(rewards=scaled), SPEC, 0.9)
     slow, quick = Policy(agent, 4, CPU), Policy(agent, 4, CPU)
+    for policy in (slow, quick) if scaled else ():
+        policy.flat.set_buffers({"row_count": torch.tensor(4), "row_square": torch.tensor([100])})
     wanted = (*agent.priority_inputs, *agent.stored_states, *agent.columns)
     reflex, rng = GraphPolicy(quick, SPEC, 3, wanted), np.random.default_rng(0)
     shown, arm = np.zeros((3, 2, 12, 12), np.uint8), ExplorationParams(torch.tensor([0.0, 0.3, 1.0]))

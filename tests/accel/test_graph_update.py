@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from fakes import ListMetrics
-from image_learners import AGENTS, CURIOUS, RECURRENT, learner_of
+from image_learners import AGENTS, CURIOUS, RECURRENT, SPEC, learner_of
 
 from qfleet.accel.graph_update import GraphUpdate
 from qfleet.algos import dqn
+from qfleet.core.env import EnvSpec, Leaf
 from qfleet.learner.learner import Diverged
 
 
@@ -39,6 +40,26 @@ def test_whole_updates_are_the_learners_own(module, switches, optimizer, alpha):
     assert first["priorities"]["largest"] == pytest.approx(second["priorities"]["largest"], rel=1e-4)
     assert first["pace"] == second["pace"] and torch.equal(first["rng"], second["rng"])
     other.replay.check_valid()
+
+
+@pytest.mark.parametrize(("module", "switches"), [AGENTS[0], RECURRENT])
+def test_whole_updates_use_the_newest_statistics(module, switches):
+    spec = EnvSpec("mixed", {"speed": Leaf((3,), "float32", "vector"), **SPEC.observation}, 3)
+    learners = [learner_of(module, switches, spec=spec, normalise={"observations": True, "rewards": True})
+                for _ in range(2)]
+    rng = np.random.default_rng(0)
+    columns = {"obs.speed": rng.normal(2, 4, (50, 3)), "reward": rng.normal(size=50),
+               "discounted_return": rng.normal(size=50)}
+    for learner in (learners[0], in_one(learners[1])):
+        learner.row_moments.add(columns)
+        learner.max_updates_per_step = 7
+        learner.step()
+        assert float(learner.flat.buffer("row_count")) == 50
+    torch.testing.assert_close(learners[0].flat.master, learners[1].flat.master, rtol=1e-5, atol=1e-6)
+    plain = learner_of(module, switches, spec=spec)
+    plain.max_updates_per_step = 7
+    plain.step()
+    assert not torch.allclose(plain.flat.master, learners[0].flat.master, atol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])

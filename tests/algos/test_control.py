@@ -168,30 +168,13 @@ def test_every_option_changes_the_update_or_is_refused(algo, name, value):
     assert before.shape != after.shape or not torch.equal(before, after)
 
 
-def test_running_figures_of_observations_become_what_was_seen():
-    made = agent("ddpg", normalise=True)
-    net, target = twins(made)
-    flat = Flat(net)
-    seen = []
-    for seed in range(4):
-        batch = batch_of(2, 32, seed)
-        batch.rows["obs.obs"].mul_(3).add_(7)
-        seen.append(batch.obs(0)["obs"])
-        flat.set_buffers(made.loss(net, target, batch, torch.Generator()).buffers)
-    everything = torch.cat(seen)
-    torch.testing.assert_close(net.normaliser.mean_0, everything.mean(0))
-    torch.testing.assert_close(net.normaliser.var_0, everything.var(0, unbiased=False))
-    view = net.normalise({"obs": everything})["obs"]
-    assert view.mean(0).abs().max() < 1e-3 and view.std() == pytest.approx(1, abs=0.05)
-
-
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
 @torch.no_grad()
 def test_actors_find_the_priority_that_the_learner_would(algo, twin, n):
     """With one network in both places and nothing drawn, to the last digits; for every row as it was seen."""
-    made = agent(algo, twin=twin, n_step=n, normalise=True, gamma=0.9)
+    made = agent(algo, twin=twin, n_step=n, gamma=0.9)
     net, _ = twins(made)
     batch = batch_of(n + 1, 12)
     rows = dict(batch.rows)
@@ -273,7 +256,7 @@ def test_what_would_be_ignored_is_refused(words, why):
 
 
 @pytest.mark.parametrize(("spec", "switches", "why"), [
-    (SPEC, {"torso": "impala"}, "is for images"), (PICTURES, {"normalise": True}, "is for vector observations"),
+    (SPEC, {"torso": "impala"}, "is for images"),
     (EnvSpec("toy", SPEC.observation, 4), {}, "4 actions, and this agent needs continuous ones")])
 def test_agents_refuse_what_they_cannot_use(spec, switches, why):
     with pytest.raises(UserError, match=why):

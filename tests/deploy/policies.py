@@ -48,7 +48,13 @@ def agent_for(observation, action, *overrides, env="CartPole-v1", seed=3) -> Tra
 
 
 def with_random_weights(config, spec, seed=3) -> TrainedAgent:
-    return TrainedAgent(config, spec, Policy(make_agent(config, spec), seed, torch.device("cpu")))
+    """The agent; its running statistics, if it has any, are random, too."""
+    policy = Policy(make_agent(config, spec), seed, torch.device("cpu"))
+    if policy.agent.row_values is not None:
+        rng, size = torch.Generator().manual_seed(seed), len(policy.flat.buffer("row_mean"))
+        policy.flat.set_buffers({"row_count": torch.tensor(10.0), "row_mean": torch.randn(size, generator=rng),
+                                 "row_square": 100 * torch.rand(size, generator=rng)})
+    return TrainedAgent(config, spec, policy)
 
 
 def checkpoint_of(agent: TrainedAgent, folder: Path) -> Path:

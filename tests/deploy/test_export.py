@@ -38,16 +38,19 @@ AGENTS = {
     "munchausen": (VECTOR, TWO, "agent.algo=dqn", "agent.munchausen=true"),
     "dict": (NESTED, spaces.MultiDiscrete([2, 3], start=[0, 7]), "agent.algo=dqn"),
     "boards": (BOARDS, TWO, "agent.algo=dqn", "agent.torso=board"),
+    "normalised dict": (NESTED, TWO, "agent.algo=c51", "normalise.observations=true", "normalise.rewards=true"),
     "images": (IMAGE, TWO, "agent.algo=dqn", "agent.norm=group"),
     "large images": (spaces.Box(0, 255, (3, 40, 44), np.uint8), TWO, "agent.algo=dqn"),
     "grey images": (spaces.Box(0, 255, (12, 12), np.uint8), TWO, "agent.algo=dqn", "agent.torso=impala",
                     "agent.norm=layer"),
-    "ddpg": (VECTOR, spaces.Box(-2, 2, (1,)), "agent.algo=ddpg", "agent.normalise=true"),
+    "ddpg": (VECTOR, spaces.Box(-2, 2, (1,)), "agent.algo=ddpg", "normalise.observations=true",
+             "normalise.rewards=true"),
     "td3": (VECTOR, spaces.Box(np.array([-1.0, 0]), np.array([1, 5.0]), dtype=np.float64), "agent.algo=ddpg",
             "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2"),
     "d4pg": (IMAGE, spaces.Box(-2, 2, (2, 2)), "agent.algo=d4pg"),
 }
 RECURRENT = {"r2d2": ("agent.algo=r2d2",), "ngu": ("agent.algo=ngu",), "agent57": ("agent.algo=agent57",),
+             "r2d2 with scaled rewards": ("agent.algo=r2d2", "normalise.observations=true", "normalise.rewards=true"),
              "ngu without memory": ("agent.algo=ngu", "agent.memory=none")}
 
 
@@ -130,6 +133,7 @@ def test_recurrent_state_is_passed_by_the_caller(name, form, tmp_path):
         assert found["action"].tolist() == decision[0].tolist()
         if "q" in decision[1]:
             q = h_inverse(torch.from_numpy(decision[1]["q"])).numpy()
+            q *= decision[1].get("reward_scale", np.ones(lanes))[:, None]
             np.testing.assert_allclose(found["q"], q, rtol=1e-4, atol=1e-5)
         over = np.array([step == 2, False, step == 4])
         agent.policy.observe(reward, over)

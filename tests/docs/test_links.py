@@ -25,7 +25,7 @@ EXAMPLE_KEYS = {"agent.gap"}
 
 SHOWN_WRONG_OPTIONS = {("train", "--seed"), ("train", "--env"), ("train", "--algo")}
 REMOVED_KEYS = {"learner.parts", "run.share_cores", "eval.beside", "fleet.restarts", "fleet.max_restarts",
-                "fleet.patience_s", "explore.base", "explore.alpha"}
+                "fleet.patience_s", "explore.base", "explore.alpha", "agent.normalise"}
 """Keys that only the changelog may name."""
 
 REMOVED_TAGS = {"fleet/held_share", "time/intake_share", "train/bonus"}

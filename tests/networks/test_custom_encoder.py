@@ -68,7 +68,7 @@ ALGOS = {"dqn": dqn, "c51": c51, "hlgauss": hlgauss, "qr": qr, "iqn": iqn, "r2d2
 REMEMBERING = {"features": (8,), "units": 6, "burn_in": 1, "unroll": 2, "stride": 2, "n_step": 1}
 CURIOUS = {"arms": 3, "episodic_capacity": 7, "neighbours": 2, "curious_hidden": (8,), "embedding": 4}
 SWITCHES = {"r2d2": REMEMBERING, "ngu": REMEMBERING | CURIOUS, "agent57": REMEMBERING | CURIOUS,
-            "ddpg": {"twin": True, "normalise": True}, "d4pg": {}}
+            "ddpg": {"twin": True}, "d4pg": {}}
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from qfleet.sync.ps_shard import ParameterServerConfig
 SPEC = EnvSpec("toy", {"obs": Leaf((3,), "float32", "vector")}, 0, box=Box((1,), (-2.0,), (2.0,)))
 TD3 = ddpg.build(ddpg.Config(hidden=(24, 24), twin=True, smoothing=0.2, policy_delay=2, policy_rate=0.3), SPEC)
 AGENTS = {"ddpg": ddpg.build(ddpg.Config(hidden=(24, 24)), SPEC), "td3": TD3,
-          "d4pg": d4pg.build(d4pg.Config(hidden=(24, 24), n_step=1, normalise=True), SPEC)}
+          "d4pg": d4pg.build(d4pg.Config(hidden=(24, 24), n_step=1), SPEC)}
 
 
 def batch(seed, items=8):

@@ -15,7 +15,8 @@ GENERAL = {"vector": "CartPole-v1", "pixels": "toy/Catch-v0", "atari": "ALE/Brea
            "discrete": "FrozenLake-v1"}
 SIZES = ("total_", "stop_at", "actors", "env.lanes", "env.max_episode_steps", "agent.burn_in", "agent.unroll",
          "agent.stride", "replay.capacity", "replay.min_steps", "replay.chunk_steps", "replay.samples_per_insert",
-         "learner.batch_size", "learner.metrics_period_updates", "eval.", "checkpoint.period", "run.")
+         "learner.batch_size", "learner.schedule_updates",
+         "learner.metrics_period_updates", "eval.", "checkpoint.period", "run.")
 
 
 def shortened(name, *overrides):

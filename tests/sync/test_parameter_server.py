@@ -3,7 +3,9 @@
 import copy
 import math
 import threading
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from fakes import TOY, ListMetrics, sample_of
@@ -11,10 +13,12 @@ from shards import make_shards
 from test_learner import learner_with
 
 from qfleet.algos.dqn import Config, build
+from qfleet.core.agent import ROW_MOMENTS
 from qfleet.core.compute import seeded_network
 from qfleet.maths.delay_compensation import compensate
 from qfleet.optim.flat_params import Flat, is_finite
 from qfleet.optim.optimizer import OptimizerConfig
+from qfleet.optim.row_moments import RowMoments
 from qfleet.sync.gradient_sync import Solo
 from qfleet.sync.ps_client import ParameterServerSync
 from qfleet.sync.ps_shard import (
@@ -245,6 +249,61 @@ def test_running_figures_go_to_the_first_shard_for_those_who_begin_or_look():
     late = made()
     ParameterServerSync("late", shard_clients, cfg, ListMetrics(), first=False).attach(late)
     assert late.net.count == 7 and late.net.count.dtype == torch.int64
+
+
+def test_running_statistics_of_rows_are_those_of_all_learners():
+    """Each learner pushes what is new, and has besides what all have pushed that which it has not yet."""
+    def made():
+        net = copy.deepcopy(NET)
+        for name, shape in zip(ROW_MOMENTS, ((), (2,), (2,)), strict=True):
+            net.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        flat = Flat(net)
+        return flat, RowMoments(lambda columns: columns["x"], flat, exchanged=True)
+
+    (flat, own), (other_flat, other), cfg = made(), made(), ParameterServerConfig(shards=2)
+    shards = make_shards(flat.master, OptimizerConfig(), cfg)
+    shards[0].load_state_dict(shards[0].state_dict() | {"buffers": {name: flat.buffer(name).clone()
+                                                                    for name in ROW_MOMENTS}})
+    rules = [ParameterServerSync(str(i), shards, cfg, ListMetrics(), i == 0, partial(lambda each: each, moments))
+             for i, moments in enumerate((own, other))]
+    rng, rows = np.random.default_rng(0), [[], []]
+    for step in range(6):
+        for i, (rule, each, moments) in enumerate(zip(rules, (flat, other_flat), (own, other), strict=True)):
+            if not step:
+                rule.attach(each)
+            new = rng.normal(50, 3, (i + 2, 2))
+            moments.add({"x": new})
+            rows[i].append(new)
+            moments.write()
+            assert float(each.buffer("row_count")) >= sum(map(len, rows[i])), "its own rows count at once"
+            rule.apply(gradient(each, step))
+    everything = np.concatenate([*rows[0], *rows[1]])
+    buffers = shards[0].pull("x").buffers
+    assert float(buffers["row_count"]) == len(everything) and not shards[1].pull("x").buffers
+    np.testing.assert_allclose(buffers["row_mean"], everything.mean(0))
+    np.testing.assert_allclose(buffers["row_square"] / len(everything), everything.var(0))
+    other.write()
+    assert all(torch.equal(other_flat.buffer(name), buffers[name]) for name in ROW_MOMENTS)
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(1, 4), torch.full((1, 5), math.nan), torch.zeros(5)])
+def test_moments_that_make_no_sense_are_refused(rows):
+    one = shard()
+    one.load_state_dict(one.state_dict() | {"buffers": {"row_count": torch.zeros(()), "row_mean": torch.zeros(2),
+                                                        "row_square": torch.zeros(2)}})
+    with pytest.raises(PushRejected, match="moments of new rows"):
+        one.push(Push("w", 1, one.epoch, 0, 1.0, torch.zeros(8), rows=rows))
+    assert one.version == 0 and not one.buffers["row_mean"].any()
+
+
+def test_rows_of_a_gradient_that_is_too_old_count():
+    one = shard(max_staleness=0)
+    one.load_state_dict(one.state_dict() | {"buffers": {"row_count": torch.zeros(()), "row_mean": torch.zeros(1),
+                                                        "row_square": torch.zeros(1)}})
+    row = torch.tensor([[4.0, 2.5, 1.0]], dtype=torch.float64)
+    for sequence, verdict in ((1, "applied"), (2, "stale"), (2, "repeated")):
+        assert one.push(Push("w", sequence, one.epoch, 0, 1.0, torch.zeros(8), rows=row)).verdict == verdict
+    assert float(one.pull("w").buffers["row_count"]) == 8
 
 
 @pytest.mark.parametrize("cfg", [{}, {"compress": "bf16"}, {"push_period_updates": 2, "pull_period_updates": 4}])

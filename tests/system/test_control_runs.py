@@ -80,7 +80,7 @@ Doing nothing costs five times as much."""
 
 
 def test_in_processes():
-    words = [*words_of("d4pg"), *ROUGH, "agent.normalise=true", "actors=2", "env.lanes=2"]
+    words = [*words_of("d4pg"), *ROUGH, "normalise.observations=true", "actors=2", "env.lanes=2"]
     result = train("toy/LQR-v0", *words)
     assert newest(result.directory).manifest.updates > 1500
     assert cost_over_best(result.directory) < 2
@@ -94,7 +94,7 @@ def test_with_two_ranks():
 def test_one_learner_at_a_parameter_server_is_solo():
     """Over the real wire, in three shards, with a policy that moves at a rate of its own."""
     words = [*words_of("td3"), "total_steps=300", "replay.min_steps=100",
-             "agent.policy_rate=0.3", "agent.normalise=true", "agent.hidden=[16,16]"]
+             "agent.policy_rate=0.3", "normalise.observations=true", "normalise.rewards=true", "agent.hidden=[16,16]"]
     solo = train("toy/LQR-v0", *words, "run.name=solo").directory
     served = ["sync=server", "parameter_server.shards=3", "device=cpu"]
     one = train("toy/LQR-v0", *words, "run.name=one", *served).directory

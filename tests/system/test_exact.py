@@ -27,7 +27,7 @@ MEMORY = ["hidden-cartpole", "agent.units=8", "agent.features=[8]", "agent.burn_
 CURIOUS = [*MEMORY, "agent.algo=agent57", "agent.arms=4", "agent.n_step=2", "agent.embedding=4",
            "agent.curious_hidden=[8]", "agent.episodic_capacity=64", "explore.kind=bandit", "explore.arms=4"]
 
-DDPG = ["pendulum", "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2", "agent.normalise=true",
+DDPG = ["pendulum", "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2", "normalise.observations=true",
         "explore.kind=ou", "explore.sigma=0.2", "explore.warmup_steps=100",
         "eval.period_steps=700", "env.max_episode_steps=50"]
 D4PG = ["pendulum-d4pg", "explore.warmup_steps=100", "eval.period_steps=700",

@@ -211,7 +211,7 @@ def test_agents_of_other_kinds_learn_on_ray(yard):
     """Both at once: continuous actions with a distribution of returns, and a memory; each as well as in processes."""
     place = ["launcher=ray", "run.threads=1", "run.tensorboard=false", "stop_at=null", "device=cpu", "run.name=x",
              *(f"ray.{role}_cpus=0.5" for role in ("learner", "evaluator", "actor"))]
-    lqr = [*control.words_of("d4pg"), *control.ROUGH, "agent.normalise=true", "actors=2", "env.lanes=2"]
+    lqr = [*control.words_of("d4pg"), *control.ROUGH, "normalise.observations=true", "actors=2", "env.lanes=2"]
     agents = {"d4pg": ["toy/LQR-v0", *lqr], "r2d2": ["toy/Chain-v0", *TINY, *REMEMBERING, "actors=1"]}
     with ExitStack() as stack:
         runs = {name: stack.enter_context(yard.run("train", *words, *place, folder=name))

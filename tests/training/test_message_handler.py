@@ -5,10 +5,22 @@ import pytest
 import torch
 from test_remote_actor_metrics import emitted, fleet, hello  # noqa: F401
 
+from qfleet.actor.policy import Policy
+from qfleet.core.agent import ROW_MOMENTS, ExplorationParams
+from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.episode import Episode
+from qfleet.optim.flat_params import Flat
+from qfleet.optim.row_moments import RowMoments
+from qfleet.replay.codec import Codec, PackedChunk
+from qfleet.replay.config import ReplayConfig
+from qfleet.replay.host_store import HostReplay
+from qfleet.replay.layout import Layout
+from qfleet.runconfig.build import make_agent
+from qfleet.runconfig.resolution import resolve
+from qfleet.training.learner_core import ObservedReplay
 from qfleet.training.meter import FunctionSink
 from qfleet.transport.fleet_pb2 import ExchangeRequest, Judgement
-from qfleet.transport.weight_codec import pack_weights
+from qfleet.transport.weight_codec import pack_weights, unpack_weights
 
 
 @pytest.fixture
@@ -39,6 +51,41 @@ def handle(run, index, sequence=1, **fields):
 def test_an_evaluation_from_the_evaluator_is_recorded(run):
     assert handle(run, -1, judgements=[evaluation(run)]) == 0
     assert run.saved == [15.0] and run.core.best == 15.0 and run.acting.message_handler.evaluated_version == 0
+
+
+def test_rows_of_remote_actors_enter_the_statistics_as_those_of_local_ones_do():
+    """Packed and sent, with a column that is compressed; and the actor's policy gets the learner's statistics."""
+    spec = EnvSpec("toy", {"obs": Leaf((80,), "float32", "vector")}, 3)
+    config = resolve("cartpole", ["agent.hidden=[8]", "normalise.observations=true", "normalise.rewards=true"]).config
+    agent = make_agent(config, spec)
+    layout = Layout(spec, agent.window, 8, agent.columns)
+    rng, policy = np.random.default_rng(0), Policy(agent, 1, torch.device("cpu"))
+    chunk = layout.blank()
+    for column in chunk.columns.values():
+        if column.dtype == np.float32:
+            column[:] = rng.normal(100, 5, column.shape)
+    chunk.columns["last"][:] = np.arange(layout.rows) == 3
+    chunk.valid[:] = True
+    chunk.valid[3] = False
+    sent = PackedChunk.from_bytes(Codec(layout).pack(chunk).to_bytes(), layout)
+    found = []
+    for remote in (False, True):
+        flat = Flat(agent.network())
+        moments = RowMoments(agent.row_values, flat, exchanged=False)
+        observed = ObservedReplay(HostReplay(layout, ReplayConfig(min_steps=1), 1, torch.device("cpu")), moments)
+        assert (observed.add_packed(sent) if remote else observed.add(chunk)) == 0
+        moments.write()
+        found.append([flat.buffer(name) for name in ROW_MOMENTS])
+    assert float(found[0][0]) == 7, "all new rows but the final one"
+    assert all(map(torch.equal, *found))
+    policy.load(unpack_weights(pack_weights(flat.state())), 1)
+    params, obs = ExplorationParams(torch.zeros(2)), rng.normal(100, 5, (2, 80)).astype(np.float32)
+    taken = policy.act({"obs": obs}, params)[1]
+    mean, square = (values.numpy() for values in found[0][1:])
+    clean = np.clip((obs - mean[:80]) / np.sqrt(square[:80] / 7 + 1e-8), -10, 10).astype(np.float32)
+    expected = flat.net({"obs": torch.from_numpy(clean)}, None).detach()
+    np.testing.assert_allclose(taken["distribution"], expected, rtol=1e-3)
+    assert taken["reward_scale"] == pytest.approx([np.sqrt(square[80] / 7)] * 2)
 
 
 def test_an_evaluation_from_any_other_member_is_rejected(run):

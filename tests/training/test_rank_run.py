@@ -2,15 +2,20 @@
 
 import io
 from contextlib import closing
+from functools import reduce
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from test_learner_run import TINY, RunOutputs
 from thread_peers import Roundtable, ThreadRank
 
+from qfleet.core.agent import ROW_MOMENTS
 from qfleet.core.clock import RunClock
 from qfleet.core.seeds import seed_for
+from qfleet.maths.moments import Moments
+from qfleet.optim.row_moments import RowMoments
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
@@ -77,6 +82,18 @@ def test_ranks_keep_equal_weights_collect_different_experience_and_end_together(
     assert blocks[0] != blocks[1], "ranks have different experience"
     seeds = [seed for rank in ranks for actor in rank.acting.seeds() for seed in actor]
     assert len(set(seeds)) == 4
+
+
+def test_ranks_have_equal_statistics_of_the_rows_of_all(groups, monkeypatch):
+    sent, take = [], RowMoments.take_row
+    monkeypatch.setattr(RowMoments, "take_row", lambda moments: sent.append(take(moments)) or sent[-1])
+    ranks, _, _ = groups.run(2, "normalise.observations=true", "normalise.rewards=true")
+    a, b = ([rank.core.learner.flat.buffer(name) for name in ROW_MOMENTS] for rank in ranks)
+    assert all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
+    expected = reduce(Moments.merge, map(Moments.from_row, sent))
+    assert float(a[0]) == expected.count > 100
+    np.testing.assert_allclose(a[1], expected.mean)
+    np.testing.assert_allclose(a[2], expected.square)
 
 
 def test_only_rank_zero_evaluates_and_writes_records_for_all(groups):

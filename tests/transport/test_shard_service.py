@@ -228,6 +228,21 @@ def test_running_figures_travel_with_a_gradient_and_come_back_without_one(tmp_pa
         assert shelf.push_pull("w", None, True)()[1].buffers == {"count": torch.tensor(3)} == shelf.copy()["buffers"]
 
 
+def test_moments_of_rows_travel_with_a_gradient_and_come_back_with_the_weights(tmp_path):
+    buffers = {"row_count": torch.zeros((), dtype=torch.float64), "row_mean": torch.zeros(1, dtype=torch.float64),
+               "row_square": torch.zeros(1, dtype=torch.float64), "count": torch.tensor(3)}
+    with Host(tmp_path) as host:
+        shelf = host.shelf()
+        shelf.load(shard().state_dict() | {"buffers": buffers})
+        push = push_of(shelf.push_pull("w", None, True)()[1])
+        rows = torch.tensor([[4.0, 2.5, 1.0], [4.0, 2.5, 1.0]], dtype=torch.float64)
+        push = Push(push.worker, 1, push.epoch, push.version, push.norm, push.gradient, rows=rows)
+        shown = shelf.push_pull("w", push, True)()[1].buffers
+        assert {name: value.tolist() for name, value in shown.items()} == {
+            "row_count": 8, "row_mean": [2.5], "row_square": [2]}
+        assert shelf.copy()["buffers"]["count"] == 3
+
+
 def test_nothing_is_answered_before_there_are_weights_and_what_was_given_is_kept(tmp_path):
     with Host(tmp_path) as host:
         waiting = host.shelf(patience_s=0.0)
