@@ -27,6 +27,7 @@ from qfleet.core.seeds import seed_for
 from qfleet.launch import attempt as session
 from qfleet.launch.actor_service import ActorService
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, initial_weights, record_outcome, require_same_env
+from qfleet.launch.final_score import score_result
 from qfleet.launch.new_run import new_run
 from qfleet.launch.remote_evaluator import RemoteEvaluator, supervised_evaluator
 from qfleet.launch.run_request import RunRequest
@@ -258,8 +259,9 @@ class Replica:
         attempt.open(dict(origin) if checkpoint is None else {**origin, "resumed_from": checkpoint.path.name})
         with self._serving():
             result = record_outcome(self.directory, attempt.execute)
-            if self.context.serving is not None:
-                self.context.serving.report_result(result)
+            if self.context.serving is None:
+                return score_result(result, self.config, sinks)
+            self.context.serving.report_result(result)  # the driver scores the best policy
             return result
 
     def _run_follower(self, stack: ExitStack) -> TrainResult:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any
+
+import torch
 
 from qfleet import envs
 from qfleet.actor.policy import Policy
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
+from qfleet.runconfig.auto import resolve_device
 from qfleet.runconfig.build import make_env, with_step_limit
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.training.evaluation import evaluate
@@ -79,6 +82,25 @@ def require_seed(seed: Any) -> None:
 def _require_integer(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
         raise UserError(f"{name}={value!r}: must be an integer of at least {least}")
+
+
+def training_device(config: RunConfig) -> torch.device:
+    """Return the device of the training, or the CPU if it is not available."""
+    try:
+        return resolve_device(config.device)
+    except UserError:
+        return torch.device("cpu")
+
+
+@contextmanager
+def run_threads(config: RunConfig) -> Iterator[None]:
+    """Set torch's number of threads to that of the run, and restore it afterwards for the calling program."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.run.threads or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def protocol_of(config: RunConfig) -> str:
