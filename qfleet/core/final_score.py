@@ -33,10 +33,11 @@ class FinalScore:
         """Read a score that was stored as JSON; None if there is none, or if it is malformed."""
         if not isinstance(found, Mapping):
             return None
-        mean, error, episodes, seed, checkpoint = (
-            found.get(name) for name in ("mean", "standard_error", "episodes", "seed", "checkpoint"))
-        known = isinstance(episodes, int) and isinstance(seed, int) and isinstance(checkpoint, str)
-        if not known or not _is_number(mean) or not (error is None or _is_number(error)):
+        mean, error = found.get("mean"), found.get("standard_error")
+        episodes, seed, checkpoint = (found.get(name) for name in ("episodes", "seed", "checkpoint"))
+        if not _is_number(mean) or not (error is None or _is_number(error)):
+            return None
+        if not (isinstance(episodes, int) and isinstance(seed, int) and isinstance(checkpoint, str)):
             return None
         return cls(float(mean), error, episodes, seed, checkpoint)
 
