@@ -169,7 +169,9 @@ class RunDirectory:
 
     def conclude(self, reason: str, error: str = "", score: FinalScore | None = None) -> None:
         """Write to run.json how the last attempt ended: a reason of `StopRule`, or `failed` and the error."""
-        ended = {"reason": reason, "error": error[:ERROR_CHARACTERS], "score": score and asdict(score)}
+        ended: dict[str, Any] = {"reason": reason, "error": error[:ERROR_CHARACTERS]}
+        if score is not None:
+            ended["score"] = asdict(score)
         with suppress(OSError):  # a full disk has already been reported
             self._write_record(self._read_record() | {"ended": ended})
 
