@@ -21,15 +21,17 @@ function controls() {
 const withError = (value, error) => error === null || error === undefined ? figure(value) : `${figure(value)} ± ${figure(error)}`;
 
 function gaps() {
-  return data.runs.filter(run => run.gap).map(run => el("p", { class: "card gap", role: "note" }, el("b", {}, `${run.name}: evaluations far below the training. `),
-    `In detail: ${run.gap.evidence}. Why: ${run.gap.reason}. What to do: ${run.gap.remedy}.`));
+  const wide = data.runs.filter(run => run.gap);
+  return wide.length ? [el("div", { class: "card below", role: "note", id: "gaps" }, el("b", {}, "Evaluations far below the training"),
+    wide.map(run => el("p", { class: "small" }, `${run.name}: ${run.gap.evidence}.`)),
+    el("p", { class: "small soft" }, `Why: ${wide[0].gap.reason}. What to do: ${wide[0].gap.remedy}.`))] : [];
 }
 
 function tiles() {
   const tile = (name, value, note) => el("div", { class: "card tile" }, el("span", { class: "soft small" }, name), el("b", {}, value), el("span", { class: "soft small" }, note));
   const highest = (runs, value) => runs.reduce((most, run) => !most || value(run) > value(most) ? run : most, null);
   const best = highest(data.runs.filter(run => run.best !== null), run => run.best), scored = data.runs.filter(run => run.score);
-  const maximum = run => `best evaluation ${figure(run.best)}, the highest of ${run.evaluations}${run.episodes_each ? ` of ${run.episodes_each} episodes each` : ""}`;
+  const maximum = run => `best evaluation ${figure(run.best)}, the highest of ${run.evaluations} evaluations${run.episodes_each ? ` of ${run.episodes_each} episodes each` : ""}`;
   const ofSeeds = () => tile("Score of the best policies", figure(scored.reduce((sum, run) => sum + run.score.mean, 0) / scored.length), `mean of ${scored.length} runs, ${scored[0].score.episodes} fresh episodes each`);
   const ofRun = run => tile("Score of the best policy", withError(run.score.mean, run.score.standard_error), `${run.name}: ${run.score.episodes} fresh episodes, ± standard error; ${maximum(run)}`);
   const score = () => scored.length > 1 && !several ? ofSeeds() : scored.length ? ofRun(highest(scored, run => run.score.mean)) : best ? tile("Best evaluation", figure(best.best), `${best.name}: ${maximum(best)}`) : null;
@@ -85,7 +87,7 @@ function scores() {
   if (!data.scores.length) return null;
   const human = data.scores.some(row => row.human !== undefined), rows = data.scores.map(row => [row, scoreCells(row, human)]);
   const fresh = data.scores.flatMap(row => row.fresh.map(score => score.episodes));
-  const span = (counts, unit) => { const known = [...new Set(counts.filter(Boolean))].sort((a, b) => a - b); return known.length ? `, ${known.join(" or ")} ${unit}` : ""; };
+  const span = (counts, unit) => { const known = [...new Set(counts.filter(Boolean))].sort((a, b) => a - b); return known.length ? ` (${known.join(" or ")} ${unit})` : ""; };
   const few = data.scores.some(row => row.fewest < FEW_SEEDS && (row.score_low != null || row.human_low != null));
   return section("Scores", el("div", { class: "scroll" }, el("table", { id: "score-table" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "configuration"),
       rows[0][1].map(([text, , number]) => el("th", { scope: "col", class: number ? "number" : null }, text)))),
