@@ -94,7 +94,7 @@ def test_the_live_view_shows_it_while_it_lasts():
     assert "evaluations far below the training" in stream.getvalue()
 
 
-def test_report_and_top_say_it_and_state_the_score(tmp_path, capsys):
+def test_report_top_and_doctor_say_it_and_state_the_score(tmp_path, capsys):
     run = write_run(tmp_path, "acro", rows=acrobot())
     settings = json.loads((run / "config.yaml").read_text()) | {"eval": {"episodes": 10}}
     (run / "config.yaml").write_text(json.dumps(settings))
@@ -109,6 +109,10 @@ def test_report_and_top_say_it_and_state_the_score(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "evaluations far below the training: the last 3" in out
     assert "-480.5 ± 6.5 (standard error), best policy, 20 fresh episodes" in out
+    assert main(["doctor", "acro", "--root", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "score      -480.5 ± 6.5 (standard error), best policy, 20 fresh episodes" in out
+    assert "warning    evaluations far below the training" in out
     assert main(["top", "acro", "--json", "--root", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["return_gap"]["training"] == -150 and document["score"] == score
