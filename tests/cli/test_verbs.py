@@ -36,13 +36,17 @@ class Tape:
         self.calls = []
         self.reasons = []
         self.saved_at = 100
-        self.score, self.std = None, 1.8
+        self.score, self.std, self.evaluations = None, 1.8, []
 
     def _run(self, directory, sinks):
         directory = Path(directory)
         (directory / "checkpoints" / "step-000000000100").mkdir(parents=True, exist_ok=True)
-        (directory / "config.yaml").write_text("seed: 1\ntotal_steps: 100\nenv:\n  id: CartPole-v1\n")
+        (directory / "config.yaml").write_text(
+            "seed: 1\ntotal_steps: 100\nenv:\n  id: CartPole-v1\neval:\n  episodes: 10\n")
         rows = [{"step": 50 * i, "updates": i, "time_s": float(i), "rollout/ep_rew_mean": 20.0 * i} for i in (1, 2)]
+        rows += [{"step": 100, "updates": 2, "time_s": 2.0, "episodes": 90, "rollout/ep_rew_mean": 40.0,
+                  "rollout/ep_rew_std": 5.0, "eval/mean_reward": score, "eval/std_reward": 1.0}
+                 for score in self.evaluations]
         (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         for sink in sinks:
             sink.plan([("run", str(directory)), ("memory", "3 MB")])
@@ -117,6 +121,14 @@ def test_the_score_is_printed_beside_the_best_evaluation_and_not_evaluated_again
     assert not any(call[0] == "evaluate" for call in tape.calls) and "evaluation mean return" not in out
     assert main(["train", "cartpole", "run.name=y", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["score"]["mean"] == 11.25
+
+
+def test_the_end_warns_of_evaluations_far_below_the_training(tape, capsys):
+    tape.evaluations = [9.0, 9.0, 9.0]
+    assert main(["train", "cartpole", "run.name=x"]) == 0
+    assert "warning    evaluations far below the training: the last 3" in capsys.readouterr().out
+    assert main(["resume", "x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["return_gap"]["training"] == 40
 
 
 def test_seeds_are_summed_up_by_their_scores(tape, capsys):

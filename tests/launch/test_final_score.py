@@ -76,7 +76,8 @@ def test_no_policy_or_no_episodes_means_no_score(result, played, monkeypatch):
 
 
 @pytest.mark.parametrize(("error", "text"), [
-    (EvaluationAborted(), "was skipped"), (KeyboardInterrupt(), "was skipped"), (ValueError("no display"), "no display")])
+    (EvaluationAborted(), "was skipped"), (KeyboardInterrupt(), "was skipped"),
+    (ValueError("no display"), "no display")])
 def test_an_error_or_a_signal_costs_the_score_and_not_the_run(result, played, monkeypatch, caplog, error, text):
     def play(*arguments):
         raise error
