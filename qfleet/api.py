@@ -20,6 +20,7 @@ import torch
 from qfleet.config import parse_mapping, validate
 from qfleet.core.episode import Episode
 from qfleet.core.errors import CallbackError, ExportError, UserError
+from qfleet.core.final_score import FinalScore
 from qfleet.core.seeds import lane_seeds
 from qfleet.deploy.export import ExportFormat, chosen_format
 from qfleet.explore.constant import Constant
@@ -58,9 +59,9 @@ from qfleet.runs.listing import RunSummary, list_runs
 from qfleet.training.callbacks import Callback, CheckedCallback, Evaluation, RunControl, SavedCheckpoint
 from qfleet.training.meter import Sink
 
-__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "RolloutStep", "Run",
-           "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError",
-           "evaluate", "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "FinalScore", "RolloutStep",
+           "Run", "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent",
+           "UserError", "evaluate", "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
 
 
 @dataclass(frozen=True)

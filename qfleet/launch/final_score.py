@@ -42,12 +42,13 @@ def score_result(result: TrainResult, config: RunConfig, sinks: Sequence[Sink]) 
     """
     if result.already_finished or result.exit_code or result.reason not in SCORED_ENDINGS:
         return result
-    directory = RunDirectory(result.directory)
-    best = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest("best", set_aside=False)
-    if best is None or not config.eval.final_episodes:
+    if not config.eval.final_episodes:
         return result
-    stop = SignalledStop()
+    directory, stop = RunDirectory(result.directory), SignalledStop()
     try:
+        best = Checkpoints(directory.checkpoints, config.checkpoint.keep).newest("best", set_aside=False)
+        if best is None:
+            return result
         with stop_on_signal(stop):
             score = play(best, config, lambda: stop.reason is not None, EpisodeProgress(config, sinks))
     except (EvaluationAborted, KeyboardInterrupt):

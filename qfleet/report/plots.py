@@ -212,7 +212,7 @@ def _draw_tag(panel: Any, members: RunGroup, x: str, tag: str, smooth: int, look
         return
     evaluated = tag.startswith("eval/")
     label = f"{members.label}: {'greedy evaluation' if evaluated else 'training'}" if shared else members.label
-    label += f"\n{members.score_text}" if evaluated and members.score_text else ""
+    label += f"\n{members.score_text}" if tag == "eval/mean_reward" and members.score_text else ""
     style = {"color": colour, "linewidth": 2.0, "label": label}
     if evaluated:
         smooth = 1  # an evaluation is already a mean over episodes
