@@ -59,9 +59,10 @@ from qfleet.runs.listing import RunSummary, list_runs
 from qfleet.training.callbacks import Callback, CheckedCallback, Evaluation, RunControl, SavedCheckpoint
 from qfleet.training.meter import Sink
 
-__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "FinalScore", "RolloutStep",
-           "Run", "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent",
-           "UserError", "evaluate", "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "FinalScore",
+           "RolloutStep", "Run", "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult",
+           "TrainedAgent", "UserError", "evaluate", "export", "list_runs", "load", "plan", "resume", "rollout",
+           "train"]
 
 
 @dataclass(frozen=True)
