@@ -78,7 +78,7 @@ class TrainResult:
     def from_json(cls, found: Mapping[str, Any], directory: Path | None = None) -> TrainResult:
         """Read what `to_json` has written. `directory` is the path of the run as this process sees it."""
         path = Path(found["directory"]) if directory is None else directory
-        return cls(**{**found, "directory": path, "score": FinalScore.from_json(found["score"])})
+        return cls(**{**found, "directory": path, "score": FinalScore.from_json(found.get("score"))})
 
     def __fspath__(self) -> str:
         """Path of the run, so that a result can be passed wherever a run is named."""
