@@ -18,6 +18,7 @@ from gymnasium import spaces
 from qfleet import api
 from qfleet.cli.commands import main
 from qfleet.core.errors import UserError
+from qfleet.launch.scoring import training_device
 from qfleet.learner.learner import Learner
 from qfleet.runconfig.build import make_eval_env
 from qfleet.runconfig.resolution import resolve
@@ -239,14 +240,14 @@ def test_an_environment_that_never_ends_is_trained_in_and_evaluated(monkeypatch)
 def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("cpu", "cuda", "auto"):
-        assert api._training_device(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
+        assert training_device(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
 
 
 def test_evaluation_is_where_the_run_was_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, home in (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("cuda:2", "cpu")):
-        assert str(api._training_device(resolve("cartpole", [f"device={name}"]).config)) == home
+        assert str(training_device(resolve("cartpole", [f"device={name}"]).config)) == home
     monkeypatch.undo()
     result = api.train("cartpole", [*TINY, "total_steps=100"])
     assert api.evaluate(result.directory, episodes=1).device == "cpu"
