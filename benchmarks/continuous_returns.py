@@ -50,7 +50,7 @@ def ours(env: str, seed: int, steps: int, overrides: list[str]) -> Curve:
         qfleet.train(RECIPES[env], [
             f"total_steps={steps}", f"seed={seed}", f"eval.period_steps={EVAL_STEPS}",
             f"eval.episodes={EPISODES}", "checkpoint.period_steps=null", "checkpoint.replay=false", "run.threads=1",
-            f"run.root={root}", "run.tensorboard=false", *overrides], sinks=[found])
+            f"run.root={root}", "run.tensorboard=false", "eval.final_episodes=0", *overrides], sinks=[found])
     return found.curve
 
 

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "RolloutStep", "Run",
-           "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "TuneResult",
-           "UserError", "__version__", "evaluate", "export", "list_runs", "load", "resume", "rollout", "train", "tune"]
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "FinalScore",
+           "RolloutStep", "Run", "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult",
+           "TrainedAgent", "TuneResult", "UserError", "__version__", "evaluate", "export", "list_runs", "load",
+           "resume", "rollout", "train", "tune"]
 TUNING = ("TuneResult", "tune")
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         EvalResult,
         Evaluation,
         ExportError,
+        FinalScore,
         RolloutStep,
         Run,
         RunConfig,

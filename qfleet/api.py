@@ -20,6 +20,7 @@ import torch
 from qfleet.config import parse_mapping, validate
 from qfleet.core.episode import Episode
 from qfleet.core.errors import CallbackError, ExportError, UserError
+from qfleet.core.final_score import FinalScore
 from qfleet.core.seeds import lane_seeds
 from qfleet.deploy.export import ExportFormat, chosen_format
 from qfleet.explore.constant import Constant
@@ -40,7 +41,7 @@ from qfleet.interface.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.launch import allreduce_run, attempt, driver
 from qfleet.launch.attempt import TrainResult
 from qfleet.runconfig import resolution
-from qfleet.runconfig.auto import resolve_auto, resolve_device
+from qfleet.runconfig.auto import resolve_auto, run_threads, training_device
 from qfleet.runconfig.build import make_env, with_step_limit
 from qfleet.runconfig.plan_text import describe_plan
 from qfleet.runconfig.run_config import RunConfig
@@ -50,9 +51,10 @@ from qfleet.runs.listing import RunSummary, list_runs
 from qfleet.training.callbacks import Callback, CheckedCallback, Evaluation, RunControl, SavedCheckpoint
 from qfleet.training.meter import Sink
 
-__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "RolloutStep", "Run",
-           "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult", "TrainedAgent", "UserError",
-           "evaluate", "export", "list_runs", "load", "plan", "resume", "rollout", "train"]
+__all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "ExportError", "FinalScore",
+           "RolloutStep", "Run", "RunConfig", "RunControl", "RunSummary", "SavedCheckpoint", "TrainResult",
+           "TrainedAgent", "UserError", "evaluate", "export", "list_runs", "load", "plan", "resume", "rollout",
+           "train"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
         **settings: Config keys, such as `agent="c51"`, `total_steps=200_000` or `learner=dict(learning_rate=3e-4)`.
 
     Returns:
-        The run directory, counters, best evaluation and the reason for the end of the training.
+        The run directory, counters, score, best evaluation and the reason for the end of the training.
         Ctrl-C does not raise: the reason is then `interrupted` and `exit_code` 130.
 
     Raises:
@@ -128,7 +130,7 @@ def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | Non
         **settings: Config keys, as for `train`.
 
     Returns:
-        The run directory, counters, best evaluation and the reason for the end of the training.
+        The run directory, counters, score, best evaluation and the reason for the end of the training.
         Ctrl-C does not raise: the reason is then `interrupted` and `exit_code` 130.
 
     Raises:
@@ -225,7 +227,7 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
     check_protocol(episodes, lanes, epsilon, seed)
     try:
         agent = load(path, which=which, device=device, env=env, wrappers=wrappers, root=root, trust=trust)
-        with _threads(agent.config):
+        with run_threads(agent.config):
             return evaluate_policy(agent.policy, agent.config, episodes, seed, epsilon, lanes,
                                    agent.require_env, str(agent.checkpoint and agent.checkpoint.path), on_episode)
     except torch.OutOfMemoryError as error:
@@ -264,7 +266,7 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     require_seed(seed)
     agent = load(path, which=which, env=env, wrappers=wrappers, root=root, trust=trust)
     greedy = Constant(0.0, 1).params(0)
-    with _threads(agent.config), closing(make_env(with_step_limit(agent.config.env), 1, render=render)) as lane:
+    with run_threads(agent.config), closing(make_env(with_step_limit(agent.config.env), 1, render=render)) as lane:
         agent.require_env(lane.spec)
         obs, episode, over = lane.reset(lane_seeds(seed, 1, "evaluation")), 0, np.zeros(1, bool)
         agent.policy.begin(1)
@@ -308,7 +310,7 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     text = parse_mapping(checkpoint.config_text, str(checkpoint.path / "config.yaml"))
     config = validate(RunConfig, resolution.playable(text), str(checkpoint.path))
     config = with_env(config, env, wrappers)
-    return TrainedAgent.of_checkpoint(checkpoint, config, requested or _training_device(config))
+    return TrainedAgent.of_checkpoint(checkpoint, config, requested or training_device(config))
 
 
 def export(path: StrPath, out: StrPath, which: Which = "best", *, format: ExportFormat | None = None,
@@ -352,22 +354,3 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"device={name!r} is not available ({str(error).splitlines()[0]:.60}): "
                         "use device='cpu'") from None
-
-
-def _training_device(config: RunConfig) -> torch.device:
-    """Return the device of the training, or the CPU if it is not available."""
-    try:
-        return resolve_device(config.device)
-    except UserError:
-        return torch.device("cpu")
-
-
-@contextmanager
-def _threads(config: RunConfig) -> Iterator[None]:
-    """Set torch's number of threads to that of the run, and restore it afterwards for the calling program."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.run.threads or 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

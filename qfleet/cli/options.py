@@ -226,8 +226,9 @@ FLEET = {"listen": "fleet.listen", "token_file": "fleet.token_file", "restarts":
 
 def ls(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", choices=("age", "score", "size", "name"), default="age",
-                        help="age: the newest start or resume first; score: the best evaluation first; size: the "
-                             "largest first; name (default: age)")
+                        help="age: the newest start or resume first; score: the highest score of the best "
+                             "policy first, or the best evaluation of a run without a score; size: the largest "
+                             "first; name (default: age)")
     parser.add_argument("--all", action="store_true", help="list all runs also in a terminal, not only the first 30")
     root(parser)
     as_json(parser)

@@ -147,8 +147,9 @@ def video_path(where: str | Path, which: str, seed: int, root: str | Path = "run
 def describe_result(result: EvalResult) -> str:
     how = "greedy" if result.epsilon == 0 else f"ε = {result.epsilon:g}"
     episodes = f"{result.episodes} episode{'s' * (result.episodes != 1)}"
-    return (f"mean return {result.mean_reward:.2f} ± {result.std_reward:.2f} over {episodes} "
-            f"({how}, {result.protocol}, seed {result.seed})"
+    error = "" if result.standard_error is None else f"standard error {result.standard_error:.2f}, "
+    return (f"mean return {result.mean_reward:.2f} over {episodes} "
+            f"({error}standard deviation {result.std_reward:.2f}, {how}, {result.protocol}, seed {result.seed})"
             + "".join(f", {name} {value:.3g}" for name, value in result.info.items()))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qfleet.runs.listing import RunSummary
 
 SHOWN_RUNS = 30
-COLUMNS = ("run", "state", "environment", "agent", "steps", "best", "age", "size")
+COLUMNS = ("run", "state", "environment", "agent", "steps", "best", "score", "age", "size")
 DROPPED = ("agent", "size", "environment", "age", "steps", "state")
 """Columns in the order in which they are left out in a narrow terminal."""
 
@@ -58,8 +58,13 @@ def _sorted(runs: Sequence[RunSummary], key: str) -> list[RunSummary]:
     """Sort runs, which are given the newest first; equal ones stay in that order."""
     keys: dict[str, Any] = {
         "age": lambda run: 0, "name": lambda run: run.name, "size": lambda run: -run.bytes,
-        "score": lambda run: (run.best is None, -(run.best or 0.0))}
+        "score": lambda run: (_score(run) is None, -(_score(run) or 0.0))}
     return sorted(runs, key=keys[key])
+
+
+def _score(run: RunSummary) -> float | None:
+    """Score of the best policy over fresh episodes; the best evaluation of a run without one."""
+    return run.best if run.score is None else run.score.mean
 
 
 def _document(run: RunSummary) -> dict[str, Any]:
@@ -95,8 +100,9 @@ def _row(run: RunSummary) -> dict[str, str]:
 
     total = "" if run.total_steps is None else f" / {run.total_steps:,}"
     best = "-" if run.best is None else format_number(run.best)
+    score = "-" if run.score is None else format_number(run.score.mean)
     cells = (_printable(run.name), run.state, _printable(run.env or "-"), _printable(run.agent or "-"),
-             f"{run.steps:,}{total}", best, format_age(time.time() - run.started), format_bytes(run.bytes))
+             f"{run.steps:,}{total}", best, score, format_age(time.time() - run.started), format_bytes(run.bytes))
     return dict(zip(COLUMNS, cells, strict=True))
 
 

@@ -51,13 +51,15 @@ class SeedRunner:
 
     def _end(self, config: RunConfig, result: TrainResult | None, error: str) -> None:
         from qfleet.cli.train import describe_ending
+        from qfleet.report.status import format_score
 
         if result is None:
             self.failed.append((config, error))
             print_error(f"seed {config.seed} failed: {error}")
         else:
             self.results.append(result)
-            self._say(f"seed {config.seed}: {describe_ending(result)}: {result.directory}")
+            score = "" if result.score is None else f", score {format_score(result.score)}"
+            self._say(f"seed {config.seed}: {describe_ending(result)}{score}: {result.directory}")
 
     def _show(self, pool: RunPool) -> None:
         """Print the steps of all running seeds every few seconds."""
@@ -106,12 +108,15 @@ def train_parallel(args: Namespace, plans: Sequence[Resolved]) -> tuple[int, lis
     return max(codes, default=0, key=lambda each: (each == 1, each)), results, failures
 
 
-def summary(best: Sequence[float | None], seeds: int, stop_at: float | None) -> str:
-    """Best evaluations of several seeds: mean, minimum, and how many reached stop_at."""
+def summary(best: Sequence[float | None], scores: Sequence[float], seeds: int, stop_at: float | None) -> str:
+    """Scores and best evaluations of several seeds: mean, minimum, and how many evaluations reached stop_at."""
     from qfleet.report.status import format_number
 
     known = [score for score in best if score is not None]
     parts = [f"{len(best)} of {seeds} seeds"]
+    if scores:
+        parts.append(f"score of the best policies, fresh episodes: mean {format_number(sum(scores) / len(scores))}, "
+                     f"min {format_number(min(scores))}")
     if known:
         parts.append(f"best evaluation mean {format_number(sum(known) / len(known))}, min {format_number(min(known))}")
     if stop_at is not None:

@@ -29,8 +29,8 @@ def top(args: Namespace) -> int:
     if args.json or args.once:
         status, state = _status(run), run_state(run)
         print_result(
-            args, [f"{run.path} {describe_state(run, state)}", *_lines(status, state)], _document(run, status, state)
-        )
+            args, [f"{run.path} {describe_state(run, state)}", *_lines(run, status, state)],
+            _document(run, status, state))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         _follow(run)
@@ -39,6 +39,7 @@ def top(args: Namespace) -> int:
 
 def _follow(run: RunDirectory) -> None:
     from qfleet.report.progress import ProgressView
+    from qfleet.report.status import format_score
     from qfleet.runs.run_state import describe_state, may_be_running, run_state
     from qfleet.runs.tail import MetricsTail
 
@@ -57,6 +58,8 @@ def _follow(run: RunDirectory) -> None:
         view.close()
     if not may_be_running(state) and view.has_reader:
         print_line(f"{run.path} {describe_state(run, state)}")
+        if (score := run.final_score()) is not None:
+            print_line(f"score  {format_score(score)}")
 
 
 def _status(run: RunDirectory) -> RunStatus:
@@ -77,9 +80,10 @@ def _goal(run: RunDirectory) -> Any:
     return RunGoal.from_settings(read_yaml(run.config, no_follow_opener) if run.config.is_file() else {}, run.has_gpu())
 
 
-def _lines(status: RunStatus, state: RunState) -> Iterator[str]:
+def _lines(run: RunDirectory, status: RunStatus, state: RunState) -> Iterator[str]:
     """Yield the current status as plain lines."""
-    from qfleet.report.status import BY_ROLE
+    from qfleet.report.return_gap import GAP_LABEL, REASON, REMEDY
+    from qfleet.report.status import BY_ROLE, format_score
     from qfleet.runs.run_state import may_be_running
 
     if not status.latest:
@@ -91,16 +95,22 @@ def _lines(status: RunStatus, state: RunState) -> Iterator[str]:
     bottleneck = status.bottleneck()
     if bottleneck is not None:
         rows += [("limited by", f"{bottleneck.limit}: {bottleneck.evidence}"), ("advice", bottleneck.advice)]
+    if (score := run.final_score()) is not None:
+        rows.append(("score", format_score(score)))
     width = max(len(name) for name, _ in rows)
     yield from (f"{name:<{width}}  {text}" for name, text in rows)
+    if (gap := status.return_gap()) is not None:
+        yield f"{GAP_LABEL}: {gap.evidence}: {REASON}; {REMEDY}"
 
 
 def _document(run: RunDirectory, status: RunStatus, state: RunState) -> dict[str, Any]:
     from qfleet.runs.run_state import may_be_running
 
     steps_s, updates_s = status.rates()
-    bottleneck = status.bottleneck()
+    bottleneck, gap, score = status.bottleneck(), status.return_gap(), run.final_score()
     return {"run": str(run.path), "state": state, "fraction": status.goal.fraction(status.latest),
             "seconds_left": status.seconds_left() if may_be_running(state) else None, "steps_per_s": steps_s,
             "updates_per_s": updates_s, "samples_per_insert": status.goal.ratio,
-            "limit": None if bottleneck is None else asdict(bottleneck), "latest": status.latest}
+            "limit": None if bottleneck is None else asdict(bottleneck),
+            "score": None if score is None else asdict(score),
+            "return_gap": None if gap is None else gap.to_json(), "latest": status.latest}

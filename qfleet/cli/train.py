@@ -8,6 +8,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from qfleet.cli.smoke import SMOKE_ROOT, smoke, smoke_plan
 if TYPE_CHECKING:
     from qfleet.api import TrainResult
     from qfleet.report.progress import ProgressView
+    from qfleet.report.return_gap import ReturnGap
     from qfleet.runconfig.resolution import Resolved
     from qfleet.runconfig.run_config import RunConfig
 
@@ -67,7 +69,8 @@ def train(args: Namespace) -> int:
         if code in SAVED_EXIT_CODES:
             break
     if len(plans) > 1 and not args.quiet:
-        print_error(summary([document["best"] for document in documents], len(plans), plans[0].config.stop_at))
+        scores = [document["score"]["mean"] for document in documents if document["score"] is not None]
+        print_error(summary([document["best"] for document in documents], scores, len(plans), plans[0].config.stop_at))
     if args.json:
         print_result(args, [], documents if args.seeds > 1 else documents[0])
     return worst
@@ -80,7 +83,8 @@ def _train_parallel(args: Namespace, plans: Sequence[Resolved]) -> int:
     code, results, failures = train_parallel(args, plans)
     shown = [_show(args, result.directory) if (args.show or args.record) and code == 0 else ([], {})
              for result in results]
-    text = summary([result.best for result in results], len(plans), plans[0].config.stop_at)
+    scores = [result.score.mean for result in results if result.score is not None]
+    text = summary([result.best for result in results], scores, len(plans), plans[0].config.stop_at)
     lines = [line for (extra, _), result in zip(shown, results, strict=True)
              for line in (*extra, f"{result.directory}: {describe_ending(result)}")]
     directories = [str(result.directory) for result in results]
@@ -171,8 +175,13 @@ def _closing_view(view: ProgressView) -> Iterator[None]:
 
 def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
     """Print how a training ended and the next commands; runs --show and --record."""
+    from qfleet.report.return_gap import GAP_LABEL, REASON, REMEDY
+
     run, document = result.directory, _document(result)
-    lines = [describe_ending(result)]
+    lines = [describe_ending(result), *_score_line(result)]
+    if (gap := _return_gap(run)) is not None:
+        document["return_gap"] = gap.to_json()
+        lines.append(f"warning    {GAP_LABEL}: {gap.evidence}: {REASON}; {REMEDY}")
     if (args.show or args.record) and result.exit_code not in SAVED_EXIT_CODES:
         with clean_stdout(args):
             more, extra = _show(args, run)
@@ -190,7 +199,24 @@ def _finish(args: Namespace, result: TrainResult) -> dict[str, Any]:
 def _document(result: TrainResult) -> dict[str, Any]:
     return {"directory": str(result.directory), "steps": result.steps, "updates": result.updates,
             "episodes": result.episodes, "seconds": result.seconds, "best": result.best, "reason": result.reason,
-            "exit_code": result.exit_code, "saved_at": result.saved_at}
+            "exit_code": result.exit_code, "saved_at": result.saved_at,
+            "score": None if result.score is None else asdict(result.score)}
+
+
+def _score_line(result: TrainResult) -> list[str]:
+    from qfleet.report.status import format_score
+
+    return [] if result.score is None else [f"score      {format_score(result.score)}"]
+
+
+def _return_gap(run: Path) -> ReturnGap | None:
+    """The difference, if the last evaluations returned far less than the training."""
+    from qfleet.config import read_yaml
+    from qfleet.report.return_gap import find_gap
+    from qfleet.runs.metric_writers import read_metrics
+
+    config = run / "config.yaml"
+    return find_gap(read_metrics(run / "metrics.jsonl"), read_yaml(config)) if config.is_file() else None
 
 
 def _next_commands(result: TrainResult) -> dict[str, str]:
@@ -213,12 +239,17 @@ def _further(result: TrainResult) -> str:
 def _show(args: Namespace, run: Path) -> tuple[list[str], dict[str, Any]]:
     """Evaluate, plot, record and report a finished run; returns the lines to print and the same as data.
 
+    A run whose best policy was scored at the end is not evaluated again.
     A step that fails, for example because the environment does not render, prints a message and is skipped.
     """
+    from qfleet.runs.directory import RunDirectory
+
     lines: list[str] = []
     document: dict[str, Any] = {}
     video = {"film": ("video", _record_video)}
-    shown = {"evaluation": ("evaluation", _evaluate), "curve": ("curve", _plot_curve), **video,
+    scored = RunDirectory(run).final_score() is not None
+    evaluation = {} if scored else {"evaluation": ("evaluation", _evaluate)}
+    shown = {**evaluation, "curve": ("curve", _plot_curve), **video,
              "report": ("report", _write_report)}
     for key, (name, step) in (shown if args.show else video).items():
         try:

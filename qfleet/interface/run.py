@@ -18,6 +18,7 @@ from qfleet.interface.scoring import EvalResult, evaluate_policy, require_positi
 from qfleet.interface.trained_agent import TrainedAgent
 from qfleet.interface.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, record_result, recording_failure
+from qfleet.launch.final_score import score_result
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
@@ -149,15 +150,15 @@ class Run(RunView):
         return self
 
     def train(self) -> TrainResult:
-        """Train to the end of the run, evaluate, save and close.
+        """Train to the end of the run, evaluate, save, score the best policy with fresh episodes, and close.
 
         Returns:
-            The run directory, counters, best evaluation and the reason for the end of the training.
+            The run directory, counters, score, best evaluation and the reason for the end of the training.
         """
         return self._end()
 
     def stop(self) -> TrainResult:
-        """End the run now: save a checkpoint and close. `resume` continues it.
+        """End the run now: save a checkpoint and close, without a score. `resume` continues it.
 
         With `run.exact_resume` the last scheduled checkpoint is kept as the newest one, if there is one and no other
         was written since.
@@ -323,7 +324,7 @@ class Run(RunView):
                     attempt.core.stop.request(reason)
                 self._begin()
                 attempt.run.advance(lambda: False)
-                self._finish()
+                self._finish(scored=reason is None or attempt.core.stop.reason != reason)
         assert self._result is not None
         return self._result
 
@@ -333,12 +334,14 @@ class Run(RunView):
         if run.failed or evaluator_failure(run) is not None:
             self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self, scored: bool = True) -> None:
         attempt = self._open_attempt()
         result = attempt.result(attempt.run.finish())
         if (failure := evaluator_failure(attempt.run)) is not None:
             raise failure
         record_result(attempt.directory, result)
+        if scored:
+            result = score_result(result, self.config, attempt.user_sinks)
         self._result = result
         self._close()
 

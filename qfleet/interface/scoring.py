@@ -12,6 +12,7 @@ from qfleet import envs
 from qfleet.actor.policy import Policy
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import UserError
+from qfleet.core.final_score import standard_error
 from qfleet.runconfig.build import make_env, with_step_limit
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.training.evaluation import evaluate
@@ -36,8 +37,13 @@ class EvalResult:
     device: str = "cpu"
     info: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def standard_error(self) -> float | None:
+        """Standard error of the mean return; None for a single episode."""
+        return standard_error(self.std_reward, self.episodes)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"standard_error": self.standard_error}
 
 
 def evaluate_policy(policy: Policy, config: RunConfig, episodes: int, seed: int, epsilon: float, lanes: int | None,

@@ -34,6 +34,7 @@ from qfleet.launch.attempt import (
     record_outcome,
     require_same_env,
 )
+from qfleet.launch.final_score import score_result
 from qfleet.launch.new_run import new_run
 from qfleet.launch.remote_evaluator import RemoteEvaluator, supervised_evaluator
 from qfleet.launch.run_request import RunRequest
@@ -264,8 +265,9 @@ class RankTrainer:
         stack.enter_context(attempt.opened(origin, source))
         with self._serving():
             result = record_outcome(self.directory, attempt.execute)
-            if self.context.serving is not None:
-                self.context.serving.report_result(result)
+            if self.context.serving is None:
+                return score_result(result, self.config, sinks)
+            self.context.serving.report_result(result)  # the driver scores the best policy
             return result
 
     def _run_follower(self, stack: ExitStack) -> TrainResult:

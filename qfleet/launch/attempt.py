@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -19,6 +19,7 @@ from qfleet.core.clock import Progress
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import CallbackError, ProcessFault, RunLost, UserError
 from qfleet.core.evaluation import Score
+from qfleet.core.final_score import FinalScore
 from qfleet.core.replay import Sample
 from qfleet.core.tracebacks import user_traceback
 from qfleet.learner.learner import Diverged
@@ -53,8 +54,9 @@ BAD_BATCHES_KEPT = 3
 class TrainResult:
     """Result of a training run. `exit_code` is returned by the command line.
 
-    `saved_at` is the step of the checkpoint to resume from, None if there is none. `already_finished`: the run had
-    ended before it was resumed, and nothing was done.
+    `best` is the best evaluation during the training: a maximum, and thus biased upwards. `score` is that of the best
+    policy over fresh episodes; None if it was not played. `saved_at` is the step of the checkpoint to resume from, None
+    if there is none. `already_finished`: the run had ended before it was resumed, and nothing was done.
     """
 
     directory: Path
@@ -67,6 +69,16 @@ class TrainResult:
     exit_code: int
     saved_at: int | None = None
     already_finished: bool = False
+    score: FinalScore | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"directory": str(self.directory)}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any], directory: Path | None = None) -> TrainResult:
+        """Read what `to_json` has written. `directory` is the path of the run as this process sees it."""
+        path = Path(found["directory"]) if directory is None else directory
+        return cls(**{**found, "directory": path, "score": FinalScore.from_json(found.get("score"))})
 
     def __fspath__(self) -> str:
         """Path of the run, so that a result can be passed wherever a run is named."""
@@ -104,7 +116,7 @@ def record_result(directory: RunDirectory, result: TrainResult) -> None:
     if result.exit_code == 1:
         directory.conclude("failed", "the last checkpoint could not be saved")
     else:
-        directory.conclude(result.reason)
+        directory.conclude(result.reason, score=result.score)
 
 
 def headline(error: BaseException) -> str:
@@ -160,7 +172,7 @@ def finished_result(directory: RunDirectory, config: RunConfig, checkpoint: Chec
     if reason is None or not (solved or (evaluated.get("step"), version) == (steps, updates)):
         return None
     return TrainResult(directory.path, steps, updates, records[-1].get("episodes", 0), records[-1].get("time_s", 0.0),
-                       best, reason, 0, steps, already_finished=True)
+                       best, reason, 0, steps, already_finished=True, score=directory.final_score())
 
 
 @contextmanager

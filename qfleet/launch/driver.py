@@ -29,6 +29,7 @@ from qfleet.launch.attempt import (
     require_same_env,
     show_plan,
 )
+from qfleet.launch.final_score import score_result
 from qfleet.launch.launcher import Launcher, launcher_class
 from qfleet.launch.new_run import new_run
 from qfleet.launch.run_request import RunRequest
@@ -80,7 +81,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
     with new_run(config) as directory:
         replace_text(directory.config, to_yaml(config))
         driver = _driver(config, spec, directory, sinks, {"sources": dict(provenance)})
-        return record_outcome(directory, driver.run)
+        return score_result(record_outcome(directory, driver.run), config, sinks)
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
@@ -96,7 +97,8 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
         config = require_startable(resolve_auto(config, spec))
         directory.ensure_id(None if checkpoint is None else checkpoint.manifest.run)  # restores a lost run.json
         replace_text(directory.config, to_yaml(config))
-        return record_outcome(directory, _driver(config, spec, directory, sinks, {}).run)
+        result = record_outcome(directory, _driver(config, spec, directory, sinks, {}).run)
+        return score_result(result, config, sinks)
 
 
 def _driver(config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
@@ -254,7 +256,7 @@ class Driver:
         """The learner's result, with the reason of a received signal: the learner is asked to stop without one."""
         reason, text = self.reason, self.launcher.result()
         if text is not None:
-            result = TrainResult(**json.loads(text) | {"directory": self.directory.path})
+            result = TrainResult.from_json(json.loads(text), self.directory.path)
             if reason is None or result.reason not in EXIT_CODES:
                 return result
             return replace(result, reason=reason, exit_code=EXIT_CODES[reason] if result.exit_code != 1 else 1)

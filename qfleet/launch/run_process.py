@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -71,7 +71,7 @@ def run_order(path: Path, train: Callable[[RunOrder], TrainResult], resume: Call
     sys.argv = list(order.command)
     directory = order.directory
     result = resume(directory.path, order.trust) if order.may_exist and _has_begun(directory) else train(order)
-    replace_text(_result_path(path), json.dumps(asdict(result) | {"directory": str(result.directory)}))
+    replace_text(_result_path(path), json.dumps(result.to_json()))
     return result.exit_code
 
 
@@ -136,9 +136,8 @@ class RunProcess:
         """Reap the process; its result, or None and an error in one line."""
         code = self._process.reap()
         try:
-            found = json.loads(_result_path(self._order).read_text())
-            return TrainResult(**found | {"directory": Path(found["directory"])}), ""
-        except (OSError, ValueError, TypeError):
+            return TrainResult.from_json(json.loads(_result_path(self._order).read_text())), ""
+        except (OSError, ValueError, TypeError, KeyError):
             return None, self._error(code)
 
     def _error(self, code: int) -> str:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -73,7 +72,7 @@ class GrpcServing:
 
 
 def result_json(result: TrainResult) -> str:
-    return json.dumps(asdict(result) | {"directory": str(result.directory)})
+    return json.dumps(result.to_json())
 
 
 def _tokens(config: RunConfig, private: Path) -> list[str]:

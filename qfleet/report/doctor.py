@@ -18,8 +18,10 @@ from typing import Any
 from qfleet import __version__
 from qfleet.config import read_yaml
 from qfleet.core.display import display_name
+from qfleet.core.final_score import FinalScore
 from qfleet.report.bottleneck import acting_shares, percent
-from qfleet.report.status import RunGoal, RunStatus, format_duration, format_number, format_size
+from qfleet.report.return_gap import GAP_LABEL
+from qfleet.report.status import RunGoal, RunStatus, format_duration, format_number, format_score, format_size
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_version
 from qfleet.runs.metric_writers import read_metrics
@@ -122,7 +124,7 @@ def diagnose(run: RunDirectory) -> dict[str, Any]:
     latest, mean, bottleneck = status.latest, status.recent_means(), status.bottleneck()
     steps_s, updates_s = status.rates()
     lag = mean.get("fleet/policy_lag", mean.get("actor/policy_lag"))
-    state = run_state(run)
+    state, gap, score = run_state(run), status.return_gap(), run.final_score()
     return {
         "run": str(run.path), "state": state, "words": describe_state(run, state),
         "steps": latest.get("step", 0), "updates": latest.get("updates", 0), "seconds": latest.get("time_s", 0.0),
@@ -133,6 +135,7 @@ def diagnose(run: RunDirectory) -> dict[str, Any]:
         "policy_lag": lag, "replay_bytes": latest.get("replay/bytes"), "actors": latest.get("fleet/actors"),
         "restarts": _restarts(run.path / "logs"),
         "faults": {tag: latest[tag] for tag in FAULTS if latest.get(tag)},
+        "score": None if score is None else asdict(score), "return_gap": None if gap is None else gap.to_json(),
     }
 
 
@@ -146,6 +149,10 @@ def explain(report: Mapping[str, Any]) -> list[str]:
         rows.append(("limited by", "unknown: no record contains timings yet"))
     else:
         rows += [("limited by", f"{limit['limit']}: {limit['evidence']}"), ("advice", limit["advice"])]
+    if (score := FinalScore.from_json(report["score"])) is not None:
+        rows.append(("score", format_score(score)))
+    if (gap := report["return_gap"]) is not None:
+        rows.append(("warning", f"{GAP_LABEL}: {gap['evidence']}: {gap['reason']}; {gap['remedy']}"))
     if rates["steps_per_s"] is not None:
         rows.append(("rates", f"{format_number(round(rates['steps_per_s']))} steps/s, "
                               f"{format_number(round(rates['updates_per_s']))} updates/s"))

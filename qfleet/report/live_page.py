@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from qfleet.config import read_yaml
 from qfleet.report.series import DownsampledRecords, columns
-from qfleet.report.status import RunGoal, RunStatus
+from qfleet.report.status import RunGoal, RunStatus, format_score
 from qfleet.report.webpage import list_videos, read_video, render_page, to_json
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.membership import MemberMonitor, member_files
@@ -83,7 +83,13 @@ class RunFollower:
         return {"headline": status.headline(running, " · ") if self.known else "no records yet",
                 "fraction": status.goal.fraction(status.latest), "steps_s": steps_s, "updates_s": updates_s,
                 "updates": status.count("updates"), "limit": None if bottleneck is None else asdict(bottleneck),
-                "figures": [row for row in status.metrics() if running or not row[0].endswith("/s")]}
+                "figures": [row for row in status.metrics() if running or not row[0].endswith("/s")] + self._score(),
+                "gap": None if (gap := status.return_gap()) is None else gap.to_json()}
+
+    def _score(self) -> list[tuple[str, str]]:
+        """Score of the best policy of a run that has ended."""
+        score = self.run.final_score()
+        return [] if score is None else [("score", format_score(score))]
 
     def _health(self, state: RunState) -> tuple[str, str]:
         """Health of the learner and its description. On another host it is inferred from the files on a shared disk."""

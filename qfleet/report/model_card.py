@@ -32,6 +32,7 @@ def model_card(repo: str, settings: Mapping[str, Any], score: Mapping[str, Any],
     human = human_normalised(env, score["mean_reward"])
     rows = {"environment": env, "algorithm": algo, "mean return": reward,
             "episodes": f"{score['episodes']}, {score['protocol']}, seed {score['seed']}",
+            **({} if (error := score.get("standard_error")) is None else {"standard error": f"{error:.2f}"}),
             **({} if human is None else {"human-normalised": f"{human:.0%}"}),
             "trained for": f"{trained['steps']:,} steps, {trained['updates']:,} updates",
             "seed of the run": settings.get("seed"), "created with": f"qfleet {__version__}"}

@@ -23,7 +23,10 @@ import numpy as np
 from qfleet.config import read_yaml
 from qfleet.config.objects import readable
 from qfleet.core.errors import UserError
+from qfleet.core.final_score import FinalScore
+from qfleet.report.status import format_number, format_score
 from qfleet.runs.atomic_file import atomic_file
+from qfleet.runs.directory import RunDirectory
 from qfleet.runs.metric_writers import read_metrics
 from qfleet.runs.safe_open import no_follow_opener
 
@@ -48,13 +51,17 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True)
 class RunCurve:
-    """One run as read from its directory. `config` has all dotted keys, `settings` all but `IGNORED_KEYS`."""
+    """One run as read from its directory. `config` has all dotted keys, `settings` all but `IGNORED_KEYS`.
+
+    `score` is that of its best policy over fresh episodes.
+    """
 
     name: str
     env_id: str
     settings: Mapping[str, str]
     records: Sequence[Mapping[str, Any]]
     config: Mapping[str, str] = field(default_factory=dict)
+    score: FinalScore | None = None
 
     def curve(self, x: str, tag: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the points of one tag, [P] and [P], sorted by x; empty if the run never logged it.
@@ -77,6 +84,18 @@ class RunGroup:
 
     label: str
     runs: Sequence[RunCurve]
+
+    @property
+    def score_text(self) -> str:
+        """Scores of the best policies over fresh episodes, for a legend; empty if no run has one."""
+        scores = [run.score for run in self.runs if run.score is not None]
+        if not scores:
+            return ""
+        if len(self.runs) == 1:
+            return f"score: {format_score(scores[0])}"
+        mean, fresh = sum(score.mean for score in scores) / len(scores), {score.episodes for score in scores}
+        episodes = f"{' to '.join(map(str, sorted({min(fresh), max(fresh)})))} fresh episodes each"
+        return f"score: {format_number(mean)}, mean of {len(scores)} best policies, {episodes}"
 
 
 def plot(runs: Sequence[str | Path], x: str = "steps", y: Sequence[str] | None = None, smooth: int = 5,
@@ -109,7 +128,8 @@ def read_run(directory: Path) -> RunCurve:
     config = read_yaml(directory / "config.yaml", no_follow_opener) if (directory / "config.yaml").is_file() else {}
     flat = {key: readable(format_value(value)) for key, value in _flat(config)}
     settings = {key: value for key, value in flat.items() if not key.startswith(IGNORED_KEYS)}
-    return RunCurve(directory.resolve().name, settings.get("env.id", ""), settings, records, flat)
+    return RunCurve(directory.resolve().name, settings.get("env.id", ""), settings, records, flat,
+                    RunDirectory(directory).final_score())
 
 
 def group_runs(runs: Sequence[RunCurve]) -> list[RunGroup]:
@@ -192,6 +212,7 @@ def _draw_tag(panel: Any, members: RunGroup, x: str, tag: str, smooth: int, look
         return
     evaluated = tag.startswith("eval/")
     label = f"{members.label}: {'greedy evaluation' if evaluated else 'training'}" if shared else members.label
+    label += f"\n{members.score_text}" if tag == "eval/mean_reward" and members.score_text else ""
     style = {"color": colour, "linewidth": 2.0, "label": label}
     if evaluated:
         smooth = 1  # an evaluation is already a mean over episodes

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from qfleet.report.return_gap import GAP_LABEL, REASON, REMEDY
 from qfleet.report.status import BY_ROLE, Record, RunGoal, RunStatus, format_duration
 
 PLAIN_PERIOD_S = 5.0
@@ -99,6 +100,7 @@ class PlainRenderer:
         self._now = now
         self._last_at: float | None = None
         self._shown: tuple[float, Any] | None = None
+        self._warned = False
 
     def say(self, text: str) -> None:
         self._stream.write(text + "\n")
@@ -110,6 +112,14 @@ class PlainRenderer:
         if evaluated or self._last_at is None or now - self._last_at >= PLAIN_PERIOD_S:
             self._last_at = now
             self._line(status)
+        self._warn(status)
+
+    def _warn(self, status: RunStatus) -> None:
+        """Say once per occurrence that evaluations return far less than the training."""
+        gap = status.return_gap()
+        if gap is not None and not self._warned:
+            self.say(f"{GAP_LABEL}: {gap.evidence}: {REASON}; {REMEDY}")
+        self._warned = gap is not None
 
     def end(self, status: RunStatus) -> None:
         if status.latest:
@@ -175,6 +185,8 @@ class LiveRenderer:
         if (bottleneck := self._status.bottleneck()) is not None:
             yield Text.assemble((f"{'limited by':<{ROLE_WIDTH}}", "dim"), (bottleneck.limit, "bold"),
                                 f": {bottleneck.evidence}")
+        if (gap := self._status.return_gap()) is not None:
+            yield Text.assemble((GAP_LABEL, "bold yellow"), f": {gap.evidence}; {REMEDY}")
 
     def _grid(self, columns: int) -> Table:
         table = Table.grid(padding=(0, 1))

@@ -10,7 +10,8 @@ import base64
 import json
 import shlex
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ import numpy as np
 
 from qfleet import __version__
 from qfleet.core.errors import UserError
+from qfleet.core.final_score import standard_error
 from qfleet.report import scores
 from qfleet.report.bottleneck import find_bottleneck, unused_speedups
 from qfleet.report.plots import IGNORED_KEYS, RunCurve, RunGroup, group_runs, read_run
+from qfleet.report.return_gap import eval_episodes, find_gap
 from qfleet.report.series import columns, evaluations
 from qfleet.report.webpage import list_videos, read_video, render_page
 from qfleet.runs.atomic_file import atomic_file
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.metric_writers import is_number
 from qfleet.runs.run_state import describe_state, run_state
 
 DEFAULT_VIDEOS = 6
@@ -74,12 +78,14 @@ def describe_run(run: RunCurve, folder: Path) -> dict[str, Any]:
     bottleneck = find_bottleneck(run.records, unused_speedups(flat("device"), flat("learner.precision"),
                                                               flat("learner.capture") == "true", directory.has_gpu()))
     final = evaluated[-1][1] if evaluated else None
+    gap = find_gap(run.records, _sections(flat))
     return {"name": run.name, "env": run.env_id, "seed": run.config.get("seed", ""), "series": columns(run.records),
             "state": describe_state(directory, run_state(directory)),
             "steps": last.get("step"), "updates": last.get("updates"),
             "frames": last.get("frames"), "episodes": last.get("episodes"), "time_s": last.get("time_s"),
             "final": final, "best": max((score for _, score in evaluated), default=None),
-            "evaluations": len(evaluated),
+            "evaluations": len(evaluated), "episodes_each": eval_episodes(_sections(flat)),
+            "score": None if run.score is None else asdict(run.score), "gap": None if gap is None else gap.to_json(),
             "human": None if final is None else scores.human_normalised(run.env_id, final),
             "verdict": None if bottleneck is None else [bottleneck.limit, bottleneck.evidence, bottleneck.advice],
             "ratio": _number(flat("replay.samples_per_insert")), "alpha": _number(flat("replay.alpha")),
@@ -133,17 +139,32 @@ def score_rows(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
         human = [value for score in finals if (value := scores.human_normalised(env, score)) is not None]
         rows.append({"group": index, "label": members.label, "env": env, **_summary([finals], "score"),
                      **(_summary([human], "human") if human else {}), "seeds": len(finals), "fewest": len(finals),
-                     "finals": finals})
+                     "finals": finals, "errors": [last_error(run) for run in members.runs if evaluations(run.records)],
+                     "fresh": [asdict(run.score) for run in members.runs if run.score is not None]})
         if human:
             rest = {key: value for key, value in members.runs[0].settings.items() if key != "env.id"}
             by_agent.setdefault(json.dumps(rest, sort_keys=True), []).append((env, human))
     for games in by_agent.values():
         if len(games) > 1:
             rows.append({"group": None, "label": f"all {len(games)} games", "env": ", ".join(env for env, _ in games),
-                         **_summary([human for _, human in games], "human"), "finals": [],
+                         **_summary([human for _, human in games], "human"), "finals": [], "errors": [], "fresh": [],
                          "seeds": sum(len(human) for _, human in games),
                          "fewest": min(len(human) for _, human in games)})
     return rows
+
+
+def last_error(run: RunCurve) -> float | None:
+    """Standard error of a run's last evaluation; None if unknown."""
+    episodes, last = eval_episodes(_sections(run.config.get)), evaluations(run.records)[-1][0]
+    spreads = [record.get("eval/std_reward") for record in run.records if record.get("step") == last]
+    std = next((each for each in reversed(spreads) if is_number(each)), None)
+    return None if episodes is None or std is None else standard_error(std, episodes)
+
+
+def _sections(flat: Callable[[str], str | None]) -> dict[str, Any]:
+    """The eval section of a config given by dotted keys, with numbers."""
+    found = {name: _number(flat(f"eval.{name}")) for name in ("episodes", "max_episode_steps")}
+    return {"eval": {name: int(value) for name, value in found.items() if value is not None}}
 
 
 def _summary(strata: Sequence[Sequence[float]], name: str) -> dict[str, Any]:

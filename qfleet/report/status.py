@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qfleet.core.final_score import FinalScore
 from qfleet.report.bottleneck import (
     RECENT_RECORDS,
     SPEEDUPS,
@@ -17,6 +18,7 @@ from qfleet.report.bottleneck import (
     recent_means,
     unused_speedups,
 )
+from qfleet.report.return_gap import ReturnGap, ReturnGapDetector, comparable_episodes
 
 Record = Mapping[str, Any]
 
@@ -38,6 +40,13 @@ def format_number(value: float) -> str:
     if abs(value) >= 1000 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def format_score(score: FinalScore) -> str:
+    """Format the score of a finished run: `228.8 ± 14.4 (standard error), best policy, 20 fresh episodes`."""
+    error = "" if score.standard_error is None else f" ± {format_number(score.standard_error)} (standard error)"
+    return (f"{format_number(score.mean)}{error}, best policy, {score.episodes} fresh "
+            f"episode{'s' * (score.episodes != 1)}")
 
 
 def format_size(count: float) -> str:
@@ -82,12 +91,14 @@ class RunGoal:
     """End of the run, at `steps` or `updates`, whichever is reached first; None = no limit.
 
     `ratio` is the configured number of samples per insert, if known; `faster` are the unused speedups.
+    `eval_episodes`: episodes per evaluation, if evaluations are comparable with the training.
     """
 
     steps: int | None
     updates: int | None = None
     ratio: float | None = None
     faster: tuple[str, ...] = SPEEDUPS
+    eval_episodes: int | None = None
 
     @staticmethod
     def from_settings(settings: Mapping[str, Any], gpu: bool = True) -> RunGoal:
@@ -101,7 +112,8 @@ class RunGoal:
         return RunGoal(
             None if steps is None else int(steps), None if updates is None else int(updates),
             _number(replay.get("samples_per_insert")),
-            unused_speedups(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu))
+            unused_speedups(settings.get("device"), learner.get("precision"), learner.get("capture") is True, gpu),
+            comparable_episodes(settings))
 
     def fraction(self, record: Record) -> float:
         parts = [float(record.get(name) or 0) / limit
@@ -116,12 +128,14 @@ class RunStatus:
         self.goal = goal
         self.latest: dict[str, Any] = {}
         self.evaluated_at_s: float | None = None
+        self._gap = ReturnGapDetector(goal.eval_episodes)
         self._recent: deque[Record] = deque(maxlen=RECENT_RECORDS)
         self._marks: deque[tuple[float, float, float]] = deque(maxlen=RECENT_RECORDS)
 
     def add(self, record: Record) -> None:
         self.latest.update({tag: value for tag, value in record.items() if value is not None})
         self._recent.append(record)
+        self._gap.add(record)
         if record.get("eval/mean_reward") is not None:
             self.evaluated_at_s = self.count("time_s")
         if "time_s" in record:
@@ -158,6 +172,10 @@ class RunStatus:
 
     def bottleneck(self) -> Bottleneck | None:
         return find_bottleneck(self._recent, self.goal.faster)
+
+    def return_gap(self) -> ReturnGap | None:
+        """The difference, if evaluations return far less than the training."""
+        return self._gap.gap()
 
     def roles(self) -> list[tuple[str, str]]:
         """One line per role of a fleet; empty for a run in one process."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -189,3 +190,22 @@ def acting_precision(config: RunConfig) -> str:
     """Precision of an actor, which acts on the CPU for any learner device."""
     fast = config.learner.precision == "bf16" and bf16_is_fast_on(torch.device("cpu"))
     return "bf16" if fast else "fp32"
+
+
+def training_device(config: RunConfig) -> torch.device:
+    """Return the device of the training, or the CPU if it is not available."""
+    try:
+        return resolve_device(config.device)
+    except UserError:
+        return torch.device("cpu")
+
+
+@contextmanager
+def run_threads(config: RunConfig) -> Iterator[None]:
+    """Set torch's number of threads to that of the run, and restore it afterwards for the calling program."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.run.threads or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

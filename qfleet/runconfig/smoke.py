@@ -50,7 +50,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
                     "warmup_updates": min(config.learner.warmup_updates, UPDATES // 4),
                     "schedule_updates": None if config.learner.schedule == "constant" else UPDATES},
         "eval": {"period_steps": half, "period_updates": None, "episodes": 1, "lanes": 1,
-                 "from_return": None, "max_episode_steps": None},
+                 "from_return": None, "max_episode_steps": None, "final_episodes": 0},
         "checkpoint": {"period_steps": half, "period_updates": None},
         "run": {"exact_resume": False, "wandb": False, "mlflow": False,
                 "log_period_steps": max(1, steps // 6), "log_period_updates": None}}

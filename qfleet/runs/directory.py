@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +27,7 @@ from pydantic import Field, field_validator
 from qfleet.config import Config, Positive, PositiveCount
 from qfleet.config.objects import readable
 from qfleet.core.errors import UserError
+from qfleet.core.final_score import FinalScore
 from qfleet.runs.lock import LockOwner
 from qfleet.runs.machine import cpu_model, gpus, memory_bytes, package_versions
 from qfleet.runs.names import find_run, read_record
@@ -166,10 +167,17 @@ class RunDirectory:
         self._write_record(record | {"attempts": [*(attempts if isinstance(attempts, list) else []), description],
                                      "ended": None})
 
-    def conclude(self, reason: str, error: str = "") -> None:
+    def conclude(self, reason: str, error: str = "", score: FinalScore | None = None) -> None:
         """Write to run.json how the last attempt ended: a reason of `StopRule`, or `failed` and the error."""
+        ended: dict[str, Any] = {"reason": reason, "error": error[:ERROR_CHARACTERS]}
+        if score is not None:
+            ended["score"] = asdict(score)
         with suppress(OSError):  # a full disk has already been reported
-            self._write_record(self._read_record() | {"ended": {"reason": reason, "error": error[:ERROR_CHARACTERS]}})
+            self._write_record(self._read_record() | {"ended": ended})
+
+    def final_score(self) -> FinalScore | None:
+        """Score of the best policy after the last attempt; None while that is running, or if it was not scored."""
+        return FinalScore.from_json((self.ending() or {}).get("score"))
 
     def ending(self) -> dict[str, Any] | None:
         """Return what `conclude` wrote; None while the last attempt is running or if it died; empty for qfleet 0.1."""

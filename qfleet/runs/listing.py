@@ -11,6 +11,7 @@ from typing import Any, Literal
 from qfleet.config import parse_mapping
 from qfleet.config.objects import readable
 from qfleet.core.errors import UserError
+from qfleet.core.final_score import FinalScore
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.disk_space import disk_usage
 from qfleet.runs.metric_writers import parse_record
@@ -35,7 +36,8 @@ class RunSummary:
     """What a list shows of a run.
 
     `started` is the time of the newest start or resume, seconds since the epoch; `active` that of the last change of
-    its metrics. `best` is the best mean return of an evaluation during training. Unknown values are None.
+    its metrics. `best` is the best mean return of an evaluation during training; `score` is that of the best policy
+    over fresh episodes, once the run has ended. Unknown values are None.
     """
 
     name: str
@@ -47,6 +49,7 @@ class RunSummary:
     steps: int
     total_steps: int | None
     best: float | None
+    score: FinalScore | None
     started: float
     active: float
     bytes: int
@@ -59,7 +62,7 @@ def list_runs(root: str | Path = "runs") -> list[RunSummary]:
         root: Directory that contains the runs. Broken runs are left out.
 
     Returns:
-        Name, state, environment, steps, best evaluation and so on of each run, the newest first.
+        Name, state, environment, steps, best evaluation, score and so on of each run, the newest first.
 
     Raises:
         UserError: `root` is a file.
@@ -101,7 +104,8 @@ def summarise(run: RunDirectory) -> RunSummary:
     active = run.metrics.lstat().st_mtime if run.metrics.exists() else started
     return RunSummary(run.path.name, run.path, LISTED[state], readable(_text(config, "env", "id") or "") or None,
                       _text(config, "agent", "algo"), _whole(config.get("seed")), step,
-                      _whole(config.get("total_steps")), best, started, max(active, started),
+                      _whole(config.get("total_steps")), best,
+                      None if may_be_running(state) else run.final_score(), started, max(active, started),
                       disk_usage(run.path).bytes)
 
 

@@ -24,7 +24,7 @@ from qfleet.training.run_view import RunView
 if TYPE_CHECKING:
     from qfleet.training.learner_core import LearnerCore
 
-RESERVED = (*COUNTERS, "rollout/ep_rew_mean", "rollout/ep_len_mean")
+RESERVED = (*COUNTERS, "rollout/ep_rew_mean", "rollout/ep_rew_std", "rollout/ep_len_mean")
 """Tags that every record has of its own; those of evaluations begin with `eval/`."""
 
 
@@ -33,7 +33,7 @@ class Evaluation:
     """An evaluation: mean and standard deviation of the returns, the returns and lengths of the episodes.
 
     `step` is that of the run when the score arrived, `updates` the version of the evaluated weights. `is_best`: its
-    mean is higher than that of all earlier evaluations of the run.
+    mean is not lower than that of any earlier evaluation of the run.
     """
 
     mean_reward: float

@@ -49,6 +49,9 @@ class EvalConfig(Config):
         None, description="evaluate only while the mean return of the last 100 training episodes is at least this; "
                           "null = always")
     episodes: PositiveCount = Field(10, description="full episodes per evaluation; returns are unclipped")
+    final_episodes: Count = Field(
+        20, description="fresh episodes after the training for the score of the best policy: the best evaluation is "
+                        "the maximum of several, and thus too high; 0 = none")
     epsilon: Fraction = Field(0.0, description="probability of a random action in evaluation; 0 = greedy")
     lanes: PositiveCount = Field(4, description="environments that an evaluation steps together")
     max_episode_steps: PositiveCount | None = Field(

@@ -153,9 +153,13 @@ class LearnerCore:
                         staggered_padding(self.layout, lanes) if stagger else ())
 
     def record_evaluation(self, score: Score, weights: dict[str, torch.Tensor]) -> None:
-        """Record a score: emit metrics, save the policy if it is the best, and check `stop_at`."""
+        """Record a score: emit metrics, save the policy if it is the best, and check `stop_at`.
+
+        Of equal scores the newest counts as best: many tasks have a highest score, and later policies reach it more
+        reliably.
+        """
         self._copy_eval_buffers(weights)
-        better = self.best is None or score.mean > self.best
+        better = self.best is None or score.mean >= self.best
         if better and self.hooks.save_best(score, self.progress(), weights):
             self.best = score.mean  # only once saved: a score without a saved policy must not block later ones
         best = {} if self.best is None else {"eval/best_reward": self.best}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from qfleet.core.errors import CallbackError, UserError
 from qfleet.core.tracebacks import raised_text
 
 RECENT_EPISODES = 100
-"""Window of the mean training return and episode length."""
+"""Window of mean and spread of the training return, and of the mean episode length."""
 
 
 class Sink(Protocol):
@@ -159,7 +160,13 @@ class Meter:
     @property
     def recent_return(self) -> float | None:
         """Mean return of the last 100 training episodes; None before the first."""
-        return sum(episode.reward for episode in self._recent) / len(self._recent) if self._recent else None
+        return self._recent_returns()[0] if self._recent else None
+
+    def _recent_returns(self) -> tuple[float, float]:
+        """Mean and standard deviation of the returns of the recent episodes."""
+        mean = sum(episode.reward for episode in self._recent) / len(self._recent)
+        squares = sum((episode.reward - mean) ** 2 for episode in self._recent)
+        return mean, math.sqrt(squares / len(self._recent))
 
     def write(self, values: Mapping[str, float]) -> None:
         for tag, value in values.items():
@@ -221,7 +228,7 @@ class Meter:
             "episodes": self.episodes, "time_s": round(seconds, 3)}
         record |= self._rates(now, seconds) | {tag: total / n for tag, (total, n) in self._sums.items()}
         if self._recent:
-            record["rollout/ep_rew_mean"] = self.recent_return
+            record["rollout/ep_rew_mean"], record["rollout/ep_rew_std"] = self._recent_returns()
             record["rollout/ep_len_mean"] = sum(episode.length for episode in self._recent) / len(self._recent)
         for gauge in self.gauges:
             record |= gauge()

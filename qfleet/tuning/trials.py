@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
+from qfleet.config import DEFAULT
 from qfleet.core.errors import UserError
 from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run_process import RunOrder, RunPool, RunProcess, remove_saved_state, with_place
@@ -133,7 +134,10 @@ class TrialRunner:
         resolved = self.config.resolve(settings, f"trial {number}")
         first, count = resolved.config.seed, self.settings.seeds_per_trial
         names = [run] if count == 1 else [f"{run}-s{first + index}" for index in range(count)]
-        configs = [with_place(resolved.config.model_copy(update={"seed": first + index}), self.folder.path, name)
+        config = resolved.config
+        if resolved.provenance.get("eval.final_episodes", DEFAULT) == DEFAULT:  # a study compares evaluations
+            config = config.model_copy(update={"eval": config.eval.model_copy(update={"final_episodes": 0})})
+        configs = [with_place(config.model_copy(update={"seed": first + index}), self.folder.path, name)
                    for index, name in enumerate(names)]
         return [RunOrder(config, resolved.provenance, sys.argv, may_exist=True, trust=self.trust)
                 for config in configs]

@@ -19,6 +19,7 @@ from qfleet import api
 from qfleet.cli.commands import main
 from qfleet.core.errors import UserError
 from qfleet.learner.learner import Learner
+from qfleet.runconfig.auto import training_device
 from qfleet.runconfig.build import make_eval_env
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.checkpoint import CheckpointMeta, Checkpoints
@@ -243,14 +244,14 @@ def test_without_any_limit_evaluation_ends_some_time(monkeypatch):
 def test_without_a_gpu_evaluation_is_on_the_cpu_wherever_the_run_was_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("cpu", "cuda", "auto"):
-        assert api._training_device(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
+        assert training_device(resolve("cartpole", [f"device={name}"]).config).type == "cpu"
 
 
 def test_evaluation_is_where_the_run_was_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, home in (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("cuda:2", "cpu")):
-        assert str(api._training_device(resolve("cartpole", [f"device={name}"]).config)) == home
+        assert str(training_device(resolve("cartpole", [f"device={name}"]).config)) == home
     monkeypatch.undo()
     result = api.train("cartpole", [*TINY, "total_steps=100"])
     assert api.evaluate(result.directory, episodes=1).device == "cpu"

@@ -220,6 +220,66 @@ def test_an_error_after_the_end_of_a_run_does_not_change_how_it_ended():
     assert RunDirectory(run.directory).ending()["reason"] == "total_steps"
 
 
+class CtrlC(gymnasium.Wrapper):
+    """Sends Ctrl-C to its own process at a step of the final episodes."""
+
+    armed = False
+
+    def step(self, action):
+        if CtrlC.armed:
+            CtrlC.armed = False
+            os.kill(os.getpid(), signal.SIGINT)
+        return self.env.step(action)
+
+
+def test_the_best_policy_is_scored_by_fresh_episodes_at_the_end(monkeypatch):
+    result = new_run(DQN, "total_steps=200", "eval.period_steps=60", "eval.final_episodes=6").train()
+    best = next(result.directory.glob("checkpoints/best-*")).name
+    assert (result.score.episodes, result.score.seed, result.score.checkpoint) == (6, 1001, best)
+    agent = api.load(result)
+    again = api.evaluate(result, episodes=6, seed=1001, lanes=4)
+    assert again.mean_reward == result.score.mean and again.standard_error == result.score.standard_error
+    assert agent.checkpoint.path.name == best and api.list_runs()[0].score == result.score
+    recorded = metrics(result.directory)
+    finished = api.resume(result)
+    assert finished.already_finished and finished.score == result.score and metrics(result.directory) == recorded
+    monkeypatch.setattr("qfleet.launch.final_score.FIRST_SEED", 2000)
+    assert api.resume(result, ["total_steps=300"]).score.seed == 2001, "the run has ended anew"
+
+
+def test_the_final_episodes_change_neither_training_nor_checkpoints():
+    for name, episodes in (("scored", 5), ("unscored", 0)):
+        result = new_run(DQN, "total_steps=200", f"run.name={name}", f"eval.final_episodes={episodes}").train()
+        assert (result.score is None) == (name == "unscored")
+    assert_equal(Path("runs/scored"), Path("runs/unscored"))
+
+
+def test_a_run_that_the_program_ends_is_not_scored_unless_it_was_at_its_end():
+    with new_run(DQN, "eval.period_steps=60") as run:
+        run.step(100)
+    assert run.train().best is not None and run.train().score is None
+    with Run.resume("x", total_steps=200) as run:
+        run.step(100)
+    assert run.train().reason == "total_steps" and run.train().score.episodes == 20
+
+
+def test_ctrl_c_skips_the_score_of_a_finished_run():
+    run = new_run(DQN, "total_steps=100", env=gymnasium.make("CartPole-v1", max_episode_steps=50),
+                  wrappers=[CtrlC])
+    run.step(100)
+    finish = type(run._attempt.run).finish
+
+    def finish_then_arm(learner_run):
+        reason = finish(learner_run)
+        CtrlC.armed = True
+        return reason
+
+    run._attempt.run.finish = lambda: finish_then_arm(run._attempt.run)
+    result = run.train()
+    assert (result.reason, result.exit_code, result.score) == ("total_steps", 0, None) and not CtrlC.armed
+    assert RunDirectory(result.directory).ending() == {"reason": "total_steps", "error": ""}
+
+
 def test_a_finished_run_is_unlocked_when_it_is_opened_and_says_what_continues_it():
     new_run(DQN, "total_steps=200").train()
     finished = Run.resume("x")

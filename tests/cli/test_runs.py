@@ -20,12 +20,13 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def make(root, name, best=None, day=1, reason="total_steps", algo="dqn", size=0):
+def make(root, name, best=None, day=1, reason="total_steps", algo="dqn", size=0, score=None):
     path = root / name
     (path / "checkpoints" / "step-1").mkdir(parents=True)
     (path / "config.yaml").write_text(f"seed: 1\ntotal_steps: 2000\nenv:\n  id: CartPole-v1\nagent:\n  algo: {algo}\n")
     record = {"id": "x", "attempts": [{"started": f"2026-01-{day:02}T10:00:00+00:00"}],
-              "ended": reason and {"reason": reason}}
+              "ended": reason and {"reason": reason, "score": score and {
+                  "mean": score, "standard_error": 1.5, "episodes": 20, "seed": 1001, "checkpoint": "best-1"}}}
     (path / "run.json").write_text(json.dumps(record))
     (path / "checkpoints" / "step-1" / "data").write_bytes(b"x" * size)
     row = {"step": 500} | ({} if best is None else {"eval/best_reward": best})
@@ -47,11 +48,22 @@ def test_runs_are_listed_sorted_and_filtered(root, capsys):
     assert listed(capsys, "crashed") == ["c"] and listed(capsys, "cartpole", "C51") == ["a"]
     main(["ls", "failed"])
     heading, row = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["run", "state", "environment", "agent", "steps", "best", "age", "size"]
-    assert "failed  CartPole-v1  c51    500 / 2,000  300" in row
+    assert heading.split() == ["run", "state", "environment", "agent", "steps", "best", "score", "age", "size"]
+    assert "failed  CartPole-v1  c51    500 / 2,000  300   -" in row
     main(["ls", "--json"])
     assert [(run["name"], run["best"]) for run in json.loads(capsys.readouterr().out)] == [
         ("c", None), ("b", 10.0), ("a", 300.0)]
+
+
+def test_the_score_of_fresh_episodes_is_listed_beside_the_best_evaluation(root, capsys):
+    make(root, "lucky", 300.0, score=180.5)
+    make(root, "steady", 250.0, score=240.0)
+    make(root, "unscored", 200.0)
+    assert listed(capsys, "--sort", "score") == ["steady", "unscored", "lucky"]
+    assert main(["ls", "lucky"]) == 0 and "500 / 2,000  300   180.5" in capsys.readouterr().out
+    assert main(["ls", "lucky", "--json"]) == 0
+    [run] = json.loads(capsys.readouterr().out)
+    assert run["best"] == 300 and run["score"]["mean"] == 180.5 and run["score"]["episodes"] == 20
 
 
 def test_nothing_to_list_is_told_on_stderr(root, capsys):
@@ -72,7 +84,7 @@ def test_a_terminal_gets_lines_that_fit_and_the_first_runs(root, capsys, monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns and len(lines) == 32
     assert lines[-1] == "10 more: qfleet ls --all" and lines[0].split()[0] == "run" and lines[0].split()[-1] in (
-        "best", "age", "size")
+        "best", "score", "age", "size")
     assert main(["ls", "--all"]) == 0 and len(capsys.readouterr().out.splitlines()) == 41
 
 

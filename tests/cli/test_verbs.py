@@ -14,8 +14,10 @@ from qfleet import api
 from qfleet.api import EvalResult, RolloutStep
 from qfleet.cli.commands import main
 from qfleet.core.errors import EnvFault, UserError
+from qfleet.core.final_score import FinalScore
 from qfleet.launch.attempt import TrainResult
 from qfleet.report import doctor
+from qfleet.runs.directory import RunDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +36,17 @@ class Tape:
         self.calls = []
         self.reasons = []
         self.saved_at = 100
+        self.score, self.std, self.evaluations = None, 1.8, []
 
     def _run(self, directory, sinks):
         directory = Path(directory)
         (directory / "checkpoints" / "step-000000000100").mkdir(parents=True, exist_ok=True)
-        (directory / "config.yaml").write_text("seed: 1\ntotal_steps: 100\nenv:\n  id: CartPole-v1\n")
+        (directory / "config.yaml").write_text(
+            "seed: 1\ntotal_steps: 100\nenv:\n  id: CartPole-v1\neval:\n  episodes: 10\n")
         rows = [{"step": 50 * i, "updates": i, "time_s": float(i), "rollout/ep_rew_mean": 20.0 * i} for i in (1, 2)]
+        rows += [{"step": 100, "updates": 2, "time_s": 2.0, "episodes": 90, "rollout/ep_rew_mean": 40.0,
+                  "rollout/ep_rew_std": 5.0, "eval/mean_reward": score, "eval/std_reward": 1.0}
+                 for score in self.evaluations]
         (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         for sink in sinks:
             sink.plan([("run", str(directory)), ("memory", "3 MB")])
@@ -51,7 +58,9 @@ class Tape:
         if isinstance(reason, Exception):
             raise reason
         code = {"interrupted": 130, "preempted": 75, "failed": 1}.get(reason, 0)
-        return TrainResult(directory, 100, 25, 7, 61.0, 19.5, reason, code, self.saved_at)
+        if self.score is not None:
+            RunDirectory(directory).conclude(reason, score=self.score)
+        return TrainResult(directory, 100, 25, 7, 61.0, 19.5, reason, code, self.saved_at, score=self.score)
 
     def train(self, config, *, sinks=(), provenance=None):
         self.calls.append(("train", config.seed, config.run.name, dict(provenance).get("seed")))
@@ -67,7 +76,7 @@ class Tape:
         for episode in range(options["episodes"] + 1):
             told(episode + 1)
         print("noise of an environment")
-        return EvalResult(12.5, float("nan"), options["episodes"], 1000, "classic, full games",
+        return EvalResult(12.5, self.std, options["episodes"], 1000, "classic, full games",
                           options.get("epsilon", 0), [12.5], [9], "runs/x/checkpoints/best-1")
 
     def rollout(self, path, *, episodes=1, **options):
@@ -102,6 +111,31 @@ def test_train_prints_results_and_commands_and_the_directory_last(tape, capsys):
                     "qfleet record runs/x", "qfleet plot runs/x", "qfleet report runs/x"):
         assert any(line.endswith(command) for line in lines)
     assert "memory  3 MB" in err and "100 / 50,000 steps" in err
+
+
+def test_the_score_is_printed_beside_the_best_evaluation_and_not_evaluated_again(tape, capsys):
+    tape.score = FinalScore(11.25, 0.5, 20, 1001, "best-000000000100")
+    assert main(["train", "cartpole", "run.name=x", "--show"]) == 0
+    out = capsys.readouterr().out
+    assert "best evaluation 19.5\nscore      11.2 ± 0.5 (standard error), best policy, 20 fresh episodes\n" in out
+    assert not any(call[0] == "evaluate" for call in tape.calls) and "evaluation mean return" not in out
+    assert main(["train", "cartpole", "run.name=y", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["score"]["mean"] == 11.25
+
+
+def test_the_end_warns_of_evaluations_far_below_the_training(tape, capsys):
+    tape.evaluations = [9.0, 9.0, 9.0]
+    assert main(["train", "cartpole", "run.name=x"]) == 0
+    assert "warning    evaluations far below the training: the last 3" in capsys.readouterr().out
+    assert main(["resume", "x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["return_gap"]["training"] == 40
+
+
+def test_seeds_are_summed_up_by_their_scores(tape, capsys):
+    tape.score = FinalScore(11.25, 0.5, 20, 1001, "best-000000000100")
+    assert main(["train", "cartpole", "run.name=x", "--seeds", "2"]) == 0
+    assert ("2 of 2 seeds, score of the best policies, fresh episodes: mean 11.2, min 11.2, best evaluation mean 19.5"
+            in capsys.readouterr().err)
 
 
 def test_quiet_leaves_stderr_empty(tape, capsys):
@@ -195,7 +229,8 @@ def test_show_evaluates_draws_and_films(tape, capsys):
     assert "reel-0" in Path("runs/x/report.html").read_text()
     for text in ("curve      runs/x/plots/learning_curve.png", "video      runs/x/videos/best-seed1000.mp4",
                  "report     runs/x/report.html",
-                 "evaluation mean return 12.50 ± nan over 20 episodes (greedy, classic, full games, seed 1000)"):
+                 "evaluation mean return 12.50 over 20 episodes (standard error 0.41, standard deviation 1.80, greedy, "
+                 "classic, full games, seed 1000)"):
         assert text in out
     assert out.splitlines()[-1] == "runs/x" and tape.calls[1][0:2] == ("evaluate", "runs/x")
 
@@ -278,7 +313,8 @@ def test_eval_reports_for_people_and_passes_its_options(tape, capsys):
     options = {"episodes": 4, "seed": 1000, "epsilon": 0.05, "which": "latest", "lanes": 2, "device": "cuda:1",
                "root": "runs", "trust": False}
     assert tape.calls == [("evaluate", "x", options)]
-    assert "mean return 12.50 ± nan over 4 episodes (ε = 0.05, classic, full games" in capsys.readouterr().out
+    assert ("mean return 12.50 over 4 episodes (standard error 1.04, standard deviation 1.80, ε = 0.05, classic, full "
+            "games") in capsys.readouterr().out
 
 
 JSON = [["train", "cartpole", "run.name=x"], ["train", "cartpole", "run.name=x", "--seeds", "2"],
@@ -291,6 +327,7 @@ JSON = [["train", "cartpole", "run.name=x"], ["train", "cartpole", "run.name=x",
 
 @pytest.mark.parametrize("argv", JSON, ids=" ".join)
 def test_json_is_one_document_and_nothing_else(tape, capsys, argv):
+    tape.std = float("nan")
     main(["train", "cartpole", "run.name=r", "--quiet"])
     capsys.readouterr()
     assert main([*argv, "--json"]) == 0

@@ -12,6 +12,7 @@ from hosts_kit import Yard, certificate, free_port
 from real_runs import train
 
 from qfleet.envs.toy import Chain
+from qfleet.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -31,7 +32,8 @@ def settings(row):
 def test_in_processes(tmp_path, monkeypatch, row):
     monkeypatch.chdir(tmp_path)
     result = train("toy/Chain-v0", *settings(row), "actors=2", "env.lanes=4")
-    assert result.best == 1
+    assert result.best == 1 and result.score.mean == 1 and result.score.episodes == 20
+    assert RunDirectory(result.directory).final_score() == result.score
     assert_solved(result.directory, row)
 
 

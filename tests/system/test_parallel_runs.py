@@ -66,7 +66,9 @@ def test_seeds_in_parallel_end_with_a_summary_and_equal_seeds_one_by_one(capsys)
     assert main(["train", *words, "--jobs", "2", "run.name=p"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert lines[-1] == "runs/p-s2" and any("2 of 2 seeds, best evaluation mean" in line for line in lines)
+    assert lines[-1] == "runs/p-s2" and any(
+        line.startswith("2 of 2 seeds, score of the best policies, fresh episodes: mean")
+        and ", best evaluation mean" in line for line in lines)
     assert "2 of 2 solved (stop_at=1)" in out and err.count("seed 1: ") == 1 == err.count("seed 2: ")
     assert main(["train", *words, "run.name=q", "--quiet"]) == 0
     for seed in (1, 2):

@@ -325,7 +325,8 @@ def test_a_finished_run_is_left_alone_and_says_how_to_go_on(capsys):
         out, err = capsys.readouterr()
         lines = out.splitlines()
         assert lines[0].startswith("nothing to do, the run is finished, all steps done: 200 steps"), out
-        assert lines[1:] == [f"resume     qfleet resume runs/{name} total_steps=400", f"runs/{name}"] and err == ""
+        assert lines[1].startswith("score ") and lines[1].endswith("best policy, 20 fresh episodes"), "as before"
+        assert lines[2:] == [f"resume     qfleet resume runs/{name} total_steps=400", f"runs/{name}"] and err == ""
         assert {path: path.read_bytes() for path in Path("runs", name).rglob("*") if path.is_file()} == before
     assert api.resume("x", ["total_steps=300"]).already_finished is False
     train("cartpole", "run.name=z", "total_steps=600", "stop_at=5", "eval.period_steps=100")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qfleet.actor.policy import Policy
+from qfleet.core.evaluation import Score
 from qfleet.runconfig.auto import resolve_auto
 from qfleet.runconfig.build import make_acting_setup, make_env, make_plan
 from qfleet.runconfig.resolution import resolve
@@ -78,6 +79,14 @@ def test_a_score_of_stop_at_ends_the_run_and_is_the_best(make_run):
     assert run.run() == "stop_at"
     assert run.core.best >= 1 and 40 <= run.core.progress().steps <= 42
     assert outputs.log.count("best") == 1
+
+
+def test_of_equal_scores_the_newest_policy_is_the_best(make_run):
+    run, outputs = make_run()
+    for score, best in ((5.0, True), (5.0, True), (4.0, False), (6.0, True)):
+        before = outputs.log.count("best")
+        run.core.record_evaluation(Score([score], [1], 0), run.core.learner.flat.state())
+        assert outputs.log.count("best") - before == best
 
 
 def test_an_evaluation_comes_before_the_checkpoint_of_its_step(make_run):

@@ -1,5 +1,8 @@
 """Metric records: means, counters, rates, episodes, resume."""
 
+import numpy as np
+import pytest
+
 from qfleet.core.clock import Progress, Schedule
 from qfleet.core.episode import Episode
 from qfleet.training import meter as module
@@ -69,6 +72,7 @@ def test_returns_are_averaged_over_the_last_hundred_episodes():
         meter.episode(Episode(float(i), 10))
     meter.emit({"eval/mean_reward": 5.0})
     assert records[0]["rollout/ep_rew_mean"] == sum(range(50, 150)) / 100
+    assert records[0]["rollout/ep_rew_std"] == pytest.approx(np.std(range(50, 150)))
     assert records[0]["episodes"] == 150 and records[0]["eval/mean_reward"] == 5.0
 
 

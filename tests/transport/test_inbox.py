@@ -23,7 +23,8 @@ def test_a_chunk_that_does_not_decode_is_refused_and_the_next_one_is_stored(capl
                         torch.device("cpu"))
     meter = SimpleNamespace(count=lambda tag, by=1: counted.update({tag: by}), counters={})
     learner = SimpleNamespace(flat=SimpleNamespace(state=dict))
-    core = SimpleNamespace(replay=replay, experience=replay, clock=replay.clock, meter=meter, layout=LAYOUT, learner=learner)
+    core = SimpleNamespace(replay=replay, experience=replay, clock=replay.clock, meter=meter, layout=LAYOUT,
+                           learner=learner)
     registry, inbox = Registry(1, 30.0), Inbox(4)
     registry.hello("actor/0", "actor", "here", 1, "a")
     good = Codec(LAYOUT).pack(some_chunk())

@@ -87,7 +87,9 @@ def test_the_best_trial_has_the_highest_score_and_becomes_a_recipe():
     assert result.best.score == max(trial.settings["agent.n_step"] for trial in result.trials)
     best = resolve(str(result.best_recipe)).config
     trained = ScriptedRun.made[result.best.number].config
-    assert best.model_copy(update={"run": trained.run}) == trained and best.run.name is None
+    assert (best.eval.final_episodes, trained.eval.final_episodes) == (20, 0), "a study compares evaluations"
+    unscored = best.eval.model_copy(update={"final_episodes": 0})
+    assert best.model_copy(update={"run": trained.run, "eval": unscored}) == trained and best.run.name is None
     assert (best.total_steps, best.agent.hidden, best.stop_at) == (5_000, (32,), None)
     text = Path(result.best_recipe).read_text()
     assert text.startswith("# Best settings of the study study") and f"agent.n_step: {best.agent.n_step}\n" in text

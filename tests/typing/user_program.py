@@ -56,6 +56,7 @@ def main(folder: Path) -> None:
                           run={"root": str(folder)}, callbacks=[Report()], sinks=[write], progress=False)
     assert_type(result, qfleet.TrainResult)
     assert_type(result.best, float | None)
+    assert_type(result.score, qfleet.FinalScore | None)
     qfleet.train(env=Line, learner={"optimizer": torch.optim.NAdam, "schedule": "cosine"}, actors="auto")
     qfleet.train(env=lambda: Line(7), explore="linear", total_updates=None)
     with qfleet.Run(env=Line(), total_steps=1_000) as run:

@@ -18,13 +18,26 @@ function controls() {
       el("span", { class: "key", style: { background: colour(index) } }), group.label))));
 }
 
+const withError = (value, error) => error === null || error === undefined ? figure(value) : `${figure(value)} ± ${figure(error)}`;
+
+function gaps() {
+  const wide = data.runs.filter(run => run.gap);
+  return wide.length ? [el("div", { class: "card below", role: "note", id: "gaps" }, el("b", {}, "Evaluations far below the training"),
+    wide.map(run => el("p", { class: "small" }, `${run.name}: ${run.gap.evidence}.`)),
+    el("p", { class: "small soft" }, `Why: ${wide[0].gap.reason}. What to do: ${wide[0].gap.remedy}.`))] : [];
+}
+
 function tiles() {
   const tile = (name, value, note) => el("div", { class: "card tile" }, el("span", { class: "soft small" }, name), el("b", {}, value), el("span", { class: "soft small" }, note));
-  const evaluated = data.runs.filter(run => run.best !== null);
-  const best = evaluated.reduce((most, run) => !most || run.best > most.best ? run : most, null);
+  const highest = (runs, value) => runs.reduce((most, run) => !most || value(run) > value(most) ? run : most, null);
+  const best = highest(data.runs.filter(run => run.best !== null), run => run.best), scored = data.runs.filter(run => run.score);
+  const maximum = run => `best evaluation ${figure(run.best)}, the highest of ${run.evaluations} evaluations${run.episodes_each ? ` of ${run.episodes_each} episodes each` : ""}`;
+  const ofSeeds = () => tile("Score of the best policies", figure(scored.reduce((sum, run) => sum + run.score.mean, 0) / scored.length), `mean of ${scored.length} runs, ${scored[0].score.episodes} fresh episodes each`);
+  const ofRun = run => tile("Score of the best policy", withError(run.score.mean, run.score.standard_error), `${run.name}: ${run.score.episodes} fresh episodes, ± standard error; ${maximum(run)}`);
+  const score = () => scored.length > 1 && !several ? ofSeeds() : scored.length ? ofRun(highest(scored, run => run.score.mean)) : best ? tile("Best evaluation", figure(best.best), `${best.name}: ${maximum(best)}`) : null;
   const total = (name, runs = data.runs) => runs.reduce((sum, run) => sum + (run[name] || 0), 0);
   return el("div", { class: "grid", style: { marginTop: "16px" } },
-    environments.length > 1 ? tile("Environments", environments.length, environments.join(", ")) : best ? tile("Best evaluation", figure(best.best), best.name) : null,
+    environments.length > 1 ? tile("Environments", environments.length, environments.join(", ")) : score(),
     environments.length === 1 && best && best.human !== null ? tile("Human-normalised", `${Math.round(100 * best.human)} %`, "last evaluation: 0 % is a random player, 100 % a human") : null,
     tile("Steps", figure(total("steps")), `${figure(total("episodes"))} episodes, ${figure(total("updates"))} updates`),
     tile("Wall time", clock(total("time_s")), `${figure(total("steps") / total("time_s"))} steps/s, all runs together`));
@@ -66,19 +79,23 @@ function scoreCells(row, human) {  // [name of the column, content, true if it i
   const name = human ? "human" : "score", known = row[name] !== undefined, alike = data.scores.filter(each => each[name] !== undefined && (human || each.env === row.env));
   return [["environment", row.env], ["seeds", row.seeds, true], ["IQM", row.score === undefined ? "–" : figure(row.score), true], ["95 % interval", intervalOf(row, "score", figure), true],
     ...(human ? [["human-normalised IQM", known ? percent(row.human) : "–", true], ["human-normalised 95 % interval", intervalOf(row, "human", percent), true]] : []),
-    [human ? "human-normalised with interval" : "IQM with interval", known ? whisker(row, name, alike, human ? percent : figure) : "–"], ["last evaluations", row.finals.map(figure).join(", ") || "–"]];
+    [human ? "human-normalised with interval" : "IQM with interval", known ? whisker(row, name, alike, human ? percent : figure) : "–"], ["last evaluations", row.finals.map((value, index) => withError(value, row.errors[index])).join(", ") || "–"],
+    ...(data.scores.some(each => each.fresh.length) ? [["best policies, fresh episodes", row.fresh.map(score => withError(score.mean, score.standard_error)).join(", ") || "–"]] : [])];
 }
 
 function scores() {
   if (!data.scores.length) return null;
   const human = data.scores.some(row => row.human !== undefined), rows = data.scores.map(row => [row, scoreCells(row, human)]);
+  const fresh = data.scores.flatMap(row => row.fresh.map(score => score.episodes));
+  const span = (counts, unit) => { const known = [...new Set(counts.filter(Boolean))].sort((a, b) => a - b); return known.length ? ` (${known.join(" or ")} ${unit})` : ""; };
   const few = data.scores.some(row => row.fewest < FEW_SEEDS && (row.score_low != null || row.human_low != null));
   return section("Scores", el("div", { class: "scroll" }, el("table", { id: "score-table" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "configuration"),
       rows[0][1].map(([text, , number]) => el("th", { scope: "col", class: number ? "number" : null }, text)))),
     el("tbody", {}, rows.map(([row, cells]) => el("tr", {}, el("th", { scope: "row" }, row.label),
       cells.map(([text, content, number]) => el("td", { "data-label": text, class: number ? "number" : null }, content))))))),
     few ? el("p", { class: "small", id: "few-seeds" }, `Few seeds: with fewer than ${FEW_SEEDS} the interval is too narrow to trust.`) : null,
-    el("p", { class: "small soft" }, "The score of a seed is its last evaluation. IQM is the mean of the middle half of the seeds; the interval is a stratified bootstrap over seeds, 2,000 resamples. ",
+    el("p", { class: "small soft" }, `The score of a seed is its last evaluation${span(data.runs.map(run => run.episodes_each), "episodes")}, ± standard error. `,
+      fresh.length ? `The best policy of a seed was scored by fresh episodes after the training${span(fresh, "each")}, since its best evaluation is the highest of several and thus too high. ` : "", "IQM is the mean of the middle half of the seeds; the interval is a stratified bootstrap over seeds, 2,000 resamples. ",
       human ? "Human-normalised: 0 % is a random player, 100 % a human tester (Wang et al. 2016)." : ""));
 }
 
@@ -147,5 +164,5 @@ const sections = [learning(), scores(), videos(), bottlenecks(), ...panelSection
 document.getElementById("page").replaceChildren(header(), el("nav", { "aria-label": "Sections" }, sections.map(part => {
   const heading = part.querySelector("h2");
   return el("a", { href: `#${heading.id}` }, heading.textContent);
-})), tiles(), controls(), ...sections);
+})), tiles(), ...gaps(), controls(), ...sections);
 redraw();

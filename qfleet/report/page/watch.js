@@ -10,7 +10,7 @@ document.getElementById("page").replaceChildren(
   el("header", {}, el("div", {}, el("h1", { id: "name" }, "…"), el("p", { class: "soft", id: "env" })), themeButton()),
   el("p", { id: "alarm", class: "bad", role: "alert", hidden: true }),
   el("section", { class: "card", "aria-label": "Progress" }, el("div", { id: "state", class: "state", role: "status" }), el("div", { class: "bar" }, el("div", { id: "bar" })),
-    el("div", { id: "headline" }), el("p", { id: "limit", class: "small soft" })),
+    el("div", { id: "headline" }), el("p", { id: "limit", class: "small soft" }), el("p", { id: "gap", class: "small", hidden: true })),
   el("section", { class: "card below", "aria-label": "Roles" }, el("h3", {}, "Roles"), el("div", { id: "roles" })),
   el("div", { class: "grid wide below" },
     el("section", { class: "card", "aria-label": "Now" }, el("h3", {}, "Now"), el("dl", { id: "figures", class: "now" })),
@@ -69,6 +69,8 @@ function show(news) {
   place("bar").style.width = `${100 * news.fraction}%`;
   place("headline").textContent = news.headline;
   place("limit").textContent = news.limit ? `Limited by ${news.limit.limit}: ${news.limit.evidence}. Remedy: ${news.limit.advice}.` : "";
+  place("gap").hidden = !news.gap;
+  place("gap").textContent = news.gap ? `Evaluations far below the training: ${news.gap.evidence}. Why: ${news.gap.reason}. What to do: ${news.gap.remedy}.` : "";
   const table = document.querySelector(".roles"), [along, down] = table ? [table.scrollLeft, table.scrollTop] : [0, 0];
   place("roles").replaceChildren(...(news.members.length || news.roles.length ? roleRows(news) : soloRows(news)));
   document.querySelector(".roles")?.scrollTo(along, down);  // keep the scroll position
