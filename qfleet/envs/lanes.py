@@ -27,6 +27,7 @@ from qfleet.envs.gym_api import fault_of_call, fault_of_reset, fault_of_reward, 
 from qfleet.envs.images import ImageFormat
 from qfleet.envs.info import EpisodeInfo, parse_metrics
 from qfleet.envs.leaf_reader import SpaceMismatch
+from qfleet.envs.packages import missing_package
 from qfleet.envs.spaces import FrameStack, ObservationEncoder, make_action_decoder
 from qfleet.envs.stored_spaces import spaces_to_json
 
@@ -204,7 +205,7 @@ class GymLanes:
         try:
             image = self._lanes[0].env.render()
         except gymnasium.error.DependencyNotInstalled as error:
-            raise UserError(f"{self.spec.id} cannot be rendered: {error}; pip install 'qfleet[video]'") from None
+            raise UserError(missing_package(f"rendering {self.spec.id}", error)) from None
         except NotImplementedError:
             raise UserError(f"{self.spec.id} has no render(): implement it to return an rgb_array image") from None
         return image if isinstance(image, np.ndarray) else None

@@ -59,6 +59,14 @@ def test_a_missing_package_is_named_with_its_extra(id, module, extra, monkeypatc
     assert "gymnasium[" not in str(error.value)
 
 
+def test_rendering_without_its_package_names_the_extra(monkeypatch):
+    env = make(EnvConfig(id="CartPole-v1"), 1, render=True)
+    env.reset([1])
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(UserError, match=r"rendering CartPole-v1 needs pygame, .*: pip install 'qfleet\[video\]'"):
+        env.render()
+
+
 def test_a_package_without_an_extra_is_reported_as_it_is():
     assert missing_package("x:Y", ModuleNotFoundError("No module named 'foo'", name="foo")).endswith("'foo'")
 

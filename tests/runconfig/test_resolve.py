@@ -14,6 +14,7 @@ from qfleet.config import flatten, parse_mapping, plugin_names, to_yaml, validat
 from qfleet.core.env import Box, EnvSpec, Leaf
 from qfleet.core.errors import EnvFault, UserError
 from qfleet.envs import isolated
+from qfleet.networks.torsos import nature
 from qfleet.runconfig import describe, resolution, resumable
 from qfleet.runconfig.resolution import resolve
 from qfleet.runconfig.resumable import RESUMABLE
@@ -239,6 +240,7 @@ def test_boards_planes_and_small_pictures_have_a_recipe_of_their_own(leaf, recip
     assert resolution.recipe_for("x:Y", EnvSpec("x:Y", {"a": leaf}, 2)) == recipe
     spec = EnvSpec("x:Y", {"a": leaf, "b": Leaf((3, 84, 84), "uint8", "image")}, 2)
     assert resolution.recipe_for("x:Y", spec) == "pixels", "one large picture decides"
+    assert nature.SMALLEST == resolution.LARGE_PICTURE
 
 
 def test_another_environment_under_the_recipe_of_one_is_pointed_to_its_own() -> None:
