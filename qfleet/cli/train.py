@@ -58,6 +58,11 @@ def train(args: Namespace) -> int:
         _require_free_names([plan.config for plan in plans])
     if args.jobs > 1:
         return _train_parallel(args, plans)
+    return _train_in_turn(args, plans)
+
+
+def _train_in_turn(args: Namespace, plans: Sequence[Resolved]) -> int:
+    """Train one seed after the other, and print a summary."""
     documents: list[dict[str, Any]] = []
     worst = 0
     for number, plan in enumerate(plans, start=1):

@@ -49,7 +49,8 @@ AGENTS = {
             "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2"),
     "d4pg": (IMAGE, spaces.Box(-2, 2, (2, 2)), "agent.algo=d4pg"),
 }
-RECURRENT = {"r2d2": ("agent.algo=r2d2",), "ngu": ("agent.algo=ngu",), "agent57": ("agent.algo=agent57",),
+RECURRENT = {"r2d2": ("agent.algo=r2d2",), "r2d2 of rescaled values": ("agent.algo=r2d2", "agent.rescale=true"),
+             "ngu": ("agent.algo=ngu",), "agent57": ("agent.algo=agent57",),
              "r2d2 with scaled rewards": ("agent.algo=r2d2", "normalise.observations=true", "normalise.rewards=true"),
              "ngu without memory": ("agent.algo=ngu", "agent.memory=none")}
 
@@ -132,7 +133,8 @@ def test_recurrent_state_is_passed_by_the_caller(name, form, tmp_path):
         found = run({"obs": obs, **state})
         assert found["action"].tolist() == decision[0].tolist()
         if "q" in decision[1]:
-            q = h_inverse(torch.from_numpy(decision[1]["q"])).numpy()
+            q = torch.from_numpy(decision[1]["q"])
+            q = (h_inverse(q) if agent.config.agent.rescale else q).numpy().copy()
             q *= decision[1].get("reward_scale", np.ones(lanes))[:, None]
             np.testing.assert_allclose(found["q"], q, rtol=1e-4, atol=1e-5)
         over = np.array([step == 2, False, step == 4])

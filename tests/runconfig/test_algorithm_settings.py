@@ -64,8 +64,8 @@ def test_what_algorithms_learn_from() -> None:
 
 def test_the_note_names_both_recipes_and_what_was_replaced() -> None:
     assert resolve("cartpole", ["agent.algo=r2d2"]).note == (
-        "agent.algo=r2d2: recipe cartpole is for dqn; settings of recipe recurrent replace its agent.*, explore.end, "
-        "explore.steps, replay.samples_per_insert, replay.chunk_steps, learner.batch_size")
+        "agent.algo=r2d2: recipe cartpole is for dqn; settings of recipe recurrent replace its agent.*, "
+        "replay.samples_per_insert, replay.chunk_steps, learner.batch_size, explore.end, explore.steps")
     assert "settings of recipes recurrent and ngu replace its agent.*, explore.*, " in resolve(
         "cartpole", ["agent.algo=ngu"]).note
     assert "settings of recipe r2d2 replace" in resolve("pong", ["agent.algo=r2d2"]).note
@@ -125,7 +125,7 @@ def test_a_recipe_for_images_gives_way_where_there_are_none() -> None:
 
 def test_an_algorithm_for_other_actions_takes_settings_for_the_environment_that_is_given() -> None:
     assert resolve("vector", ["env.id=Pendulum-v1", "agent.algo=ddpg"]).config.explore.kind == "gaussian"
-    assert resolve("pendulum", ["env.id=CartPole-v1", "agent.algo=dqn"]).config.explore.kind == "linear"
+    assert resolve("pendulum", ["env.id=CartPole-v1", "agent.algo=dqn"]).config.explore.kind == "ez_greedy"
     assert resolve("pendulum", ["env.id=CartPole-v1", "agent.algo=r2d2"]).config.replay.chunk_steps == 64
 
 
