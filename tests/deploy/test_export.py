@@ -37,7 +37,7 @@ AGENTS = {
     "iqn": (VECTOR, TWO, "agent.algo=iqn", "agent.dueling=true"),
     "munchausen": (VECTOR, TWO, "agent.algo=dqn", "agent.munchausen=true"),
     "dict": (NESTED, spaces.MultiDiscrete([2, 3], start=[0, 7]), "agent.algo=dqn"),
-    "boards": (BOARDS, TWO, "agent.algo=dqn", "agent.torso=board"),
+    "boards": (BOARDS, TWO, "agent.algo=dqn", "agent.torso=minatar"),
     "normalised dict": (NESTED, TWO, "agent.algo=c51", "normalise.observations=true", "normalise.rewards=true"),
     "images": (IMAGE, TWO, "agent.algo=dqn", "agent.norm=group"),
     "large images": (spaces.Box(0, 255, (3, 40, 44), np.uint8), TWO, "agent.algo=dqn"),

@@ -130,7 +130,7 @@ def plain(torso, x):
 
 @pytest.mark.parametrize(("name", "convolutions", "by_hand"), [
     ("nature", [(32, 8, 4), (64, 4, 2), (64, 3, 1)], plain), ("efficient", [(32, 5, 5), (64, 5, 5)], plain),
-    ("small", [(32, 3, 1), (32, 3, 1)], plain), ("board", [(16, 3, 2), (32, 3, 2)], plain), ("mlp", [], plain),
+    ("small", [(32, 3, 1), (32, 3, 1)], plain), ("minatar", [(16, 3, 2), (32, 3, 2)], plain), ("mlp", [], plain),
     ("impala", [(channels, 3, 1) for channels in (16, 32, 32) for _ in range(5)], stages)])
 def test_every_torso_is_a_network_of_its_own(name, convolutions, by_hand):
     """Its convolutions (channels, kernel, stride), and what they make of a picture."""
@@ -151,7 +151,7 @@ def test_a_users_torso_by_module_and_attribute(tmp_path, monkeypatch):
 
 
 def test_unknown_and_unfit_torsos_are_refused():
-    known = "board, efficient, impala, mlp, nature, small"
+    known = "efficient, impala, minatar, mlp, nature, small"
     with pytest.raises(UserError, match=rf"not one of {known}, .*did you mean nature\?"):
         find_torso("natur")
     with pytest.raises(UserError, match="at least 36"):
