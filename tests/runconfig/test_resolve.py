@@ -381,7 +381,7 @@ def test_the_json_schema_knows_every_kind() -> None:
 def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
     properties = describe.schema()["properties"]
     torso = properties["agent"]["anyOf"][0]["properties"]["torso"]
-    assert torso["anyOf"][0]["enum"] == ["auto", "board", "efficient", "impala", "mlp", "nature", "small"]
+    assert torso["anyOf"][0]["enum"] == ["auto", "efficient", "impala", "minatar", "mlp", "nature", "small"]
     assert torso["default"] == "auto"
     for section, key in (("agent", "algo"), ("explore", "kind")):
         mine = properties[section]["anyOf"][-1]
@@ -392,7 +392,7 @@ def test_the_json_schema_knows_torsos_and_leaves_room_for_ones_own() -> None:
 
 def test_a_torso_is_found_by_name_before_anything_is_built() -> None:
     assert lines("pong", "agent.torso=natur") == [
-        "command line: agent.torso: 'natur' is not one of auto, board, efficient, impala, mlp, nature, small, or "
+        "command line: agent.torso: 'natur' is not one of auto, efficient, impala, minatar, mlp, nature, small, or "
         "module:attribute; did you mean nature?"]
     assert "or module:attribute" in lines("pong", "agent.torso=resnet")[0]
     assert "write module:attribute" in lines("pong", "agent.torso='my_nets:'")[0]
