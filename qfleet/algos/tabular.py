@@ -49,7 +49,7 @@ class Config(ValueBasedConfig):
     hidden: tuple[PositiveCount, ...] = Field((), description="widths of the hidden dense layers")
 
     def inactive(self) -> dict[str, str]:
-        without = dict.fromkeys(NETWORK_KEYS, "with agent.algo=tabular, which has a table instead of a network")
+        without = dict.fromkeys(NETWORK_KEYS, "with agent.algo=tabular, which has a table instead of a network; agent.algo=dqn has one")
         return super().inactive() | without
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:

@@ -26,6 +26,8 @@ KEPT = ("replay.capacity", "replay.min_steps")
 """Keys of these sections that count environment steps, and so suit every algorithm."""
 
 SEQUENCES, TRANSITIONS, CONTINUOUS = "sequences", "transitions", "transitions with continuous actions"
+TABLE = "transitions, for a table"
+"""A table needs another optimizer and learning rate than a network."""
 
 
 def name_of(agent: Mapping[str, Any]) -> str:
@@ -44,6 +46,8 @@ def learns_from(agent: Mapping[str, Any]) -> str | None:
         config = model.model_validate({ALGO.key: name_of(agent)})
     if getattr(config, "continuous", False):
         return CONTINUOUS
+    if name_of(agent) == "tabular":
+        return TABLE
     try:
         return SEQUENCES if getattr(config, "window", Window()).within_episode else TRANSITIONS
     except UserError:

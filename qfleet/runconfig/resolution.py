@@ -35,7 +35,7 @@ from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
 from qfleet.envs.isolated import make_isolated_env
-from qfleet.runconfig.algorithm_settings import SEQUENCES, AlgorithmChange, learns_from, name_of
+from qfleet.runconfig.algorithm_settings import SEQUENCES, TABLE, AlgorithmChange, learns_from, name_of
 from qfleet.runconfig.key_hints import HINTS, REMOVED
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import ALGO, RunConfig
@@ -359,6 +359,8 @@ def _recipes_for(change: AlgorithmChange, env: Mapping[str, Any]) -> list[str]:
     """
     if change.data != SEQUENCES:
         name = "atari" if _is_atari(env) else recipe_for("", _spec_or_none(env)) or "vector"
+        if TABLE in (change.data, learns_from(_section(_layers_of(name), "agent"))):
+            name = "discrete" if change.data == TABLE else "vector"
         return [name] * (learns_from(_section(_layers_of(name), "agent")) == change.data)
     if _is_atari(env):
         return [change.new]

@@ -11,7 +11,7 @@ from qfleet import api
 from qfleet.cli.commands import main
 from qfleet.core.errors import UserError
 from qfleet.runconfig import resolution
-from qfleet.runconfig.algorithm_settings import CONTINUOUS, SEQUENCES, TRANSITIONS, learns_from
+from qfleet.runconfig.algorithm_settings import CONTINUOUS, SEQUENCES, TABLE, TRANSITIONS, learns_from
 from qfleet.runconfig.resolution import recipe_names, resolve
 from qfleet.runconfig.smoke import smoke_overrides
 
@@ -58,6 +58,7 @@ def test_what_algorithms_learn_from() -> None:
     assert {learns_from({"algo": algo}) for algo in ("dqn", "c51", "qr", "iqn", "hlgauss")} == {TRANSITIONS}
     assert {learns_from({"algo": algo}) for algo in ("ddpg", "d4pg")} == {CONTINUOUS}
     assert learns_from({"algo": "ngu", "memory": "none"}) == TRANSITIONS and learns_from({}) == TRANSITIONS
+    assert learns_from({"algo": "tabular"}) == TABLE
     assert learns_from({"algo": "r2d2", "unroll": 4}) == SEQUENCES, "also where its options contradict each other"
     assert learns_from({"algo": "nope"}) is None and learns_from({"algo": "mine:algo"}) is None
 
@@ -175,3 +176,15 @@ def test_such_a_run_learns_from_its_data(name: str, words: list[str], tmp_path: 
     result = api.train(name, [*words, *short, f"run.root={tmp_path}", "run.tensorboard=false", "run.threads=1",
                               "device=cpu"])
     assert result.updates > 0 and result.best is not None
+
+
+def test_networks_and_tables_have_settings_of_their_own() -> None:
+    network = resolve("FrozenLake-v1", ["agent.algo=dqn"])
+    assert network.config.learner.optimizer == "adam" and network.config.agent.hidden == (256, 256)
+    assert "recipe discrete is for tabular; settings of recipe vector replace" in network.note
+    assert resolve("FrozenLake-v1", ["agent.algo=c51"]).config.learner.clip_norm > 0
+    assert resolve("FrozenLake-v1", ["agent.algo=r2d2"]).config.learner.optimizer == "adam"
+    table = resolve("vector", ["env.id=FrozenLake-v1", "agent.algo=tabular"])
+    assert table.config.learner.optimizer == "torch.optim:SGD" and table.config.agent.hidden == ()
+    own = resolve("FrozenLake-v1", ["agent.algo=dqn", "learner.learning_rate=0.5"])
+    assert own.config.learner.learning_rate == 0.5, "the user's values stay"
