@@ -49,8 +49,8 @@ class Config(ValueBasedConfig):
     hidden: tuple[PositiveCount, ...] = Field((), description="widths of the hidden dense layers")
 
     def inactive(self) -> dict[str, str]:
-        without = dict.fromkeys(NETWORK_KEYS, "with agent.algo=tabular, which has a table instead of a network; agent.algo=dqn has one")
-        return super().inactive() | without
+        why = "with agent.algo=tabular, which has a table instead of a network; agent.algo=dqn has one"
+        return super().inactive() | dict.fromkeys(NETWORK_KEYS, why)
 
     def unused_for(self, spec: EnvSpec) -> dict[str, str]:
         return {}
