@@ -18,6 +18,7 @@ from pydantic import Field
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, Positive, PositiveCount
 from qfleet.core.agent import ExplorationParams
+from qfleet.core.rng import restore_numpy_rng
 from qfleet.explore import linear
 
 
@@ -69,7 +70,7 @@ class EzGreedy:
         return {"rng": self._rng.bit_generator.state, "left": self._left.copy(), "choice": self._choice.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        restore_numpy_rng(self._rng, state["rng"])
         self._left[:], self._choice[:] = state["left"], state["choice"]
 
 
