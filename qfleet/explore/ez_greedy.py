@@ -24,6 +24,7 @@ from qfleet.explore import linear
 
 class Config(Section):
     epsilon_key: ClassVar = "start"
+    discrete: ClassVar = True
 
     kind: Literal["ez_greedy"] = Field(
         "ez_greedy", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
