@@ -25,10 +25,10 @@ SMALLEST_SIDE = 5
 """Pixels of a board's or plane's shorter side: a smaller array is a vector."""
 
 SYMBOL_SIDE = 32
-"""Pixels of the longer side up to which few different values are taken for symbols."""
+"""Longest side, pixels, of an image whose few different values are taken for symbols."""
 
 MOST_SYMBOLS = 32
-"""Number of different values up to which they are taken for symbols."""
+"""Largest number of different values that are taken for symbols."""
 
 BYTE = 255
 
@@ -37,7 +37,7 @@ BYTE = 255
 class ImageFormat:
     """Preprocessing of images: number of stacked frames and, if `size` is given, resizing of pictures to size x size.
 
-    `symbols`: number of symbols per image leaf; with `auto` those that the space reveals.
+    `symbols`: number of symbols per image leaf; `auto` = as the space says.
     """
 
     stack: int = 1
@@ -48,7 +48,7 @@ class ImageFormat:
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """How an image lies in the environment's array: its kind, axes, lowest value and the span of its values."""
+    """Layout of an image in the environment's array: kind, axes, lowest value and span of the values."""
 
     kind: Literal["picture", "board", "planes"]
     channels: int
