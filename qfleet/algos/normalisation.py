@@ -191,7 +191,6 @@ def normalised(agent: Agent, cfg: NormaliseConfig, spec: EnvSpec, gamma: float |
 def _normalised_loss(loss: LossFn, by: Normalisation) -> LossFn:
     """Online and target network get the same inputs: those of the online network's statistics."""
 
-
     def normalised_loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
         found = loss(net, target, by.batch(net, batch), rng)
         scale = {"train/reward_scale": by.scale(net)} if by.cfg.rewards else {}

@@ -1,18 +1,20 @@
 """Tabular Q-learning (Watkins 1989) with a replay buffer, for environments with a limited number of discrete states.
 
-Q(s, a) ← Q(s, a) + α (y − Q(s, a)) for all items of a batch, where y = r + γ max_a Q⁻(s', a). The table is the
-"network" of an agent of the value family, so that n-step returns, double Q-learning, Munchausen, prioritised replay
-and all topologies work as they do there. Shapes: B items, S states, A actions.
+Q(s, a) ← Q(s, a) + α (y − Q(s, a)), where y = r + γ max_a Q⁻(s', a). The table is the "network" of an agent of the
+value family, so that n-step returns, double Q-learning, Munchausen, prioritised replay and all topologies work as they
+do there. Shapes: B items, S states, A actions.
 
-The loss is B/2 (y − Q(s, a))², whose mean over the batch has the gradient −(y − Q(s, a)) for every item. With
-`learner.optimizer=torch.optim:SGD` the learning rate is therefore α, whatever the batch size.
+The loss of an item is B/(2k) (y − Q(s, a))², where k items of the batch have the same state and action. The gradient
+of its mean over the batch is the mean of −(y − Q(s, a)) over these k. With `learner.optimizer=torch.optim:SGD` the
+learning rate is therefore α, whatever the batch size. Without k, a batch with more than 2/α items of one state and
+action would move its value further from the target than it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from pydantic import Field
@@ -29,9 +31,10 @@ from qfleet.algos.value_based import (
     unscale,
 )
 from qfleet.config import PositiveCount
-from qfleet.core.agent import Agent
+from qfleet.core.agent import Agent, Loss
 from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.errors import UserError
+from qfleet.core.replay import Sample
 from qfleet.maths.bellman import gather_actions
 from qfleet.networks.noisy import Noise
 
@@ -79,12 +82,16 @@ class QTable(nn.Module):
         self.table = nn.Parameter(1e-3 * torch.randn(states, actions))
 
     def forward(self, obs: Mapping[str, torch.Tensor], noise: Noise | None = None) -> torch.Tensor:
+        return F.embedding(self.states(obs), self.table).float()
+
+    def states(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Rows [B] of the table."""
         state: torch.Tensor | int = 0
         for name, leaf in self.leaves.items():
             entries = obs[name].long().flatten(1) if obs[name].ndim > 1 else obs[name].long().unsqueeze(1)
             for i, size in enumerate(leaf.sizes):
                 state = state * size + entries[:, i]
-        return F.embedding(torch.as_tensor(state), self.table).float()
+        return torch.as_tensor(state)
 
 
 def build(cfg: Config, spec: EnvSpec) -> Agent:
@@ -100,11 +107,19 @@ def build(cfg: Config, spec: EnvSpec) -> Agent:
     def td_loss(
         prediction: Prediction, action: torch.Tensor, bootstrap: BootstrapTarget, next_prediction: Prediction
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """B/2 (y − Q(s, a))²; the priority is |y − Q(s, a)|."""
+        """½ (y − Q(s, a))²; the priority is |y − Q(s, a)|."""
         error = target_values(cfg, bootstrap, next_prediction.distribution) - gather_actions(
             prediction.distribution, action)
-        return 0.5 * len(error) * error.square(), error.detach().abs()
+        return 0.5 * error.square(), error.detach().abs()
 
     model = make_return_model(cfg, spec, lambda q: unscale(cfg, q), td_loss)
     table = replace(model, network=lambda: QTable(spec.observation, states, spec.num_actions))
-    return make_value_agent(cfg, spec, table)
+    agent = make_value_agent(cfg, spec, table)
+
+    def loss(net: nn.Module, target: nn.Module, batch: Sample, rng: torch.Generator) -> Loss:
+        found = agent.loss(net, target, batch, rng)
+        entry = cast(QTable, net).states(batch.obs(0)) * spec.num_actions + batch.rows["action"][:, 0]
+        equal = (entry.unsqueeze(1) == entry).sum(1)
+        return replace(found, per_item=found.per_item * (len(entry) / equal))
+
+    return replace(agent, loss=loss)

@@ -146,8 +146,8 @@ class Agent:
     recurrent state and returns those that change.
 
     `row_values(columns)` returns the values [R, K] of the rows of a chunk, columns [R, ...], whose
-    moments the learner keeps in the network's buffers `ROW_MOMENTS`. It counts every row in which an
-    action was taken once.
+    moments the learner keeps in the network's buffers `ROW_MOMENTS`. Every row in which an action was
+    taken counts once.
     """
 
     network: Callable[[], nn.Module]

@@ -14,12 +14,12 @@ class Explorer(Protocol):
 
 @runtime_checkable
 class AdaptiveExplorer(Protocol):
-    """Explorer that chooses an arm for every episode from the returns of earlier ones."""
+    """Explorer with a state of its own: arms chosen by the returns of earlier episodes, or running repetitions."""
 
     def params(self, steps: int) -> ExplorationParams: ...
 
     def seed(self, seed: int) -> None:
-        """Seed all random draws and choose the first arms; called before the first step."""
+        """Seed all random draws and start from the initial state; called before the first step."""
 
     def end_episode(self, lane: int, ret: float | None) -> None:
         """Report the end of an episode with its unclipped, undiscounted return; None if it was aborted."""

@@ -12,7 +12,7 @@ from typing import TypeGuard
 class FinalScore:
     """Mean return of a run's best policy over fresh episodes, which are played after the training.
 
-    The best evaluation is the maximum of several and thus too high; this score is not.
+    The best evaluation is a maximum of several, which overestimates the policy; this score does not.
 
     Attributes:
         mean: Mean return, unclipped.
@@ -43,7 +43,7 @@ class FinalScore:
 
 
 def standard_error(std: float, episodes: int) -> float | None:
-    """Standard error of a mean return, given the standard deviation as of `np.std`; None for a single episode."""
+    """Standard error of a mean return, given the standard deviation from `np.std`; None for a single episode."""
     return std / math.sqrt(episodes - 1) if episodes > 1 else None
 
 

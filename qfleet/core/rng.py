@@ -21,5 +21,5 @@ def restore_rng(generator: torch.Generator, state: torch.Tensor) -> None:
 
 
 def restore_numpy_rng(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
-    """Restore the state that `generator.bit_generator.state` was."""
+    """Restore a saved `generator.bit_generator.state`."""
     generator.bit_generator.state = state

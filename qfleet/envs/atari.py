@@ -66,7 +66,7 @@ def inactive(cfg: EnvConfig) -> dict[str, str]:
     reasons = {"kwargs": f"{cfg.id} is built from the other env keys",
                "max_action_combinations": "Atari actions are not combinations",
                "unlimited_episode_steps": "Atari games have a limit",
-               "image_symbols": "Atari images are no symbols"}
+               "image_symbols": "Atari images are pictures, not symbols"}
     if not cfg.wrappers:
         reasons["on_nan"] = "an emulator returns no NaN"
         reasons["info_metrics"] = "without env.wrappers, since the games return no info"
@@ -166,7 +166,7 @@ class AtariLanes:
         return 0
 
     def close(self) -> None:
-        """End the emulators and their threads, also if this object is part of a reference cycle."""
+        """Stop the emulators and their threads, even if a reference cycle keeps this object alive."""
         self._drain()
         self._emulators = None
 

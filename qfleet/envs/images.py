@@ -25,10 +25,10 @@ SMALLEST_SIDE = 5
 """Pixels of a board's or plane's shorter side: a smaller array is a vector."""
 
 SYMBOL_SIDE = 32
-"""Pixels of the longer side up to which few different values are taken for symbols."""
+"""Longest side, pixels, of an image whose few different values are taken for symbols."""
 
 MOST_SYMBOLS = 32
-"""Number of different values up to which they are taken for symbols."""
+"""Largest number of different values that are taken for symbols."""
 
 BYTE = 255
 
@@ -37,7 +37,7 @@ BYTE = 255
 class ImageFormat:
     """Preprocessing of images: number of stacked frames and, if `size` is given, resizing of pictures to size x size.
 
-    `symbols`: number of symbols per image leaf; with `auto` those that the space reveals.
+    `symbols`: number of symbols per image leaf; `auto` = as the space says.
     """
 
     stack: int = 1
@@ -48,7 +48,7 @@ class ImageFormat:
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """How an image lies in the environment's array: its kind, axes, lowest value and the span of its values."""
+    """Layout of an image in the environment's array: kind, axes, lowest value and span of the values."""
 
     kind: Literal["picture", "board", "planes"]
     channels: int
@@ -67,7 +67,7 @@ def image_layout(space: spaces.Space[Any]) -> ImageLayout | None:
     """Layout of the image that a space describes, or None if it describes none."""
     if isinstance(space, spaces.MultiBinary):
         return _board(space, 0, 1)
-    if not isinstance(space, spaces.Box):
+    if not isinstance(space, spaces.Box) or 0 in space.shape:
         return None
     if space.dtype == np.uint8 and (space.low == 0).all() and (space.high == BYTE).all() and len(space.shape) >= 2:
         if len(space.shape) > 3:
@@ -77,7 +77,7 @@ def image_layout(space: spaces.Space[Any]) -> ImageLayout | None:
     if space.dtype.kind == "f":
         axes = _axes(space.shape) if len(space.shape) == 3 else (1, 0, 0, False)
         return ImageLayout("planes", *axes) if min(axes[1:3]) >= SMALLEST_SIDE else None
-    if space.dtype.kind not in "iub" or 0 in space.shape:
+    if space.dtype.kind not in "iub":
         return None
     return _board(space, int(space.low.min()), int(space.high.max()))
 
@@ -114,8 +114,9 @@ def image_reader(name: str, path: tuple[Any, ...], space: spaces.Space[Any], lay
         leaf = Leaf((layout.channels, layout.height, layout.width), "float32", "image", largest=_largest(space))
         return LeafReader(name, path, leaf, _to_channels_first(layout, space.shape))
     if layout.kind == "board":
-        leaf = _byte_leaf(layout, _symbols(name, layout, image_format))
-        return LeafReader(name, path, leaf, _count_from_low(layout, space.shape))
+        symbols = _symbols(name, layout, image_format)
+        return LeafReader(name, path, _byte_leaf(layout, symbols), _count_from_low(layout, space.shape),
+                          *_symbol_bounds(symbols))
     return _picture(name, path, layout, space.shape, image_format)
 
 
@@ -130,6 +131,11 @@ def _symbols(name: str, layout: ImageLayout, image_format: ImageFormat) -> int:
         known = layout.kind == "board" and layout.may_hold_symbols and 1 < layout.span < MOST_SYMBOLS
         return layout.span + 1 if known else 0
     return (image_format.symbols or {}).get(name, 0)
+
+
+def _symbol_bounds(symbols: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Lowest and highest symbol; None for images without symbols."""
+    return (np.zeros(()), np.array(symbols - 1)) if symbols else (None, None)
 
 
 def _byte_leaf(layout: ImageLayout, symbols: int) -> Leaf:
@@ -154,10 +160,10 @@ def _count_from_low(layout: ImageLayout, shape: tuple[int, ...]) -> Callable[[An
         image = np.asarray(value)
         if image.shape != shape or image.dtype.kind not in "iub":
             raise SpaceMismatch(f"the space says integers {shape}, the environment gave {image.dtype} {image.shape}")
-        if image.dtype.kind != "b":
-            if image.min() < low or image.max() > high:
-                raise SpaceMismatch(f"the space says {low}..{high}, the environment gave {image.min()}..{image.max()}")
-            image = image - low if low else image
+        if image.min() < low or image.max() > high:
+            raise SpaceMismatch(f"the space says {low}..{high}, the environment gave {image.min()}..{image.max()}")
+        if low:
+            image = image.astype(np.int64) - low  # in a narrow dtype the difference may overflow
         if layout.first:
             return image
         return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
@@ -186,8 +192,8 @@ def _picture(name: str, path: tuple[Any, ...], layout: ImageLayout, shape: tuple
             return image
         return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
 
-    low, high = (np.zeros(()), np.array(symbols - 1)) if symbols else (None, None)
-    return LeafReader(name, path, _byte_leaf(layout, symbols), convert, low, high, resized=resize is not None)
+    return LeafReader(name, path, _byte_leaf(layout, symbols), convert, *_symbol_bounds(symbols),
+                      resized=resize is not None)
 
 
 def _make_resize(size: int, grey: bool) -> Callable[[np.ndarray], np.ndarray]:

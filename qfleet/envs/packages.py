@@ -1,4 +1,4 @@
-"""Packages whose environments are registered by qfleet when an id needs them, and the extras that install packages."""
+"""Packages that are imported when an id names one of their environments, and the extras that install packages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from qfleet.core.errors import UserError
 EXTRAS = {"box2d": ("Box2D", "box2d"), "minigrid": ("minigrid", "minigrid"), "minatar": ("minatar", "minatar"),
           "mujoco": ("mujoco", "mujoco"), "ale_py": ("ale-py", "atari"), "cv2": ("OpenCV", "atari"),
           "pygame": ("pygame", "video")}
-"""Module, in small letters -> its name and the extra that installs it."""
-
+"""Lower-case module name -> name of the package and the extra that installs it."""
 
 PRINTING = ("BabyAI-",)
 """Prefixes of ids whose environments print a line at many resets."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,10 @@ class ObservationEncoder:
             raise UserError(f"env.stack={image_format.stack} stacks images, and the observation {space} has none; "
                             "leave env.stack out")
         named = () if image_format.symbols == "auto" else image_format.symbols or ()
-        if unknown := sorted(set(named) - set(images)):
-            raise UserError(f"env.image_symbols names {', '.join(unknown)}, and the observation's images are "
-                            f"{', '.join(images) or 'none'}")
+        whole = [reader.name for reader in self.readers if reader.leaf.kind == "image" and reader.leaf.dtype == "uint8"]
+        if unknown := sorted(set(named) - set(whole)):
+            raise UserError(f"env.image_symbols names {', '.join(unknown)}, and the observation's images of whole "
+                            f"numbers are {', '.join(whole) or 'none'}")
         self._floats = [reader.name for reader in self.readers if reader.leaf.dtype == "float32"]
         self.leaves = {reader.name: _stacked(reader.leaf, image_format.stack) for reader in self.readers}
 
@@ -205,7 +206,7 @@ class SpaceAdapter:
 def _stacked(leaf: Leaf, stack: int) -> Leaf:
     if leaf.kind != "image" or stack == 1:
         return leaf
-    return Leaf((leaf.shape[0] * stack, *leaf.shape[1:]), leaf.dtype, leaf.kind, stack=stack)
+    return replace(leaf, shape=(leaf.shape[0] * stack, *leaf.shape[1:]), stack=stack)
 
 
 def _readers(space: spaces.Space[Any], path: tuple[Any, ...], image_format: ImageFormat) -> Iterator[LeafReader]:

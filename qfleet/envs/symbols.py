@@ -1,6 +1,6 @@
-"""Trial of an environment: do its small images hold symbols, such as the objects of a grid, or colours?
+"""Trial of an environment that tells images of symbols, such as the objects of a grid, from images of colours.
 
-A space of bytes, 0..255, says neither. Values that stay below `MOST_SYMBOLS` are taken for symbols.
+Both may have a space of bytes, 0..255. Values that stay below `MOST_SYMBOLS` are taken for symbols.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS, EPISODE_STEPS, SEED = 300, 100, 1234
 """Random steps of a trial, steps after which it starts another episode, and its seed."""
 
 FEWEST = 16
-"""Number of symbols that is assumed at least: a trial does not see all of them."""
+"""Smallest number of symbols that is assumed: a trial may not show all of them."""
 
 
 def find_symbols(build: Callable[[], gymnasium.Env[Any, Any]], space: spaces.Space[Any], image_format: ImageFormat
@@ -47,7 +47,7 @@ def _is_small_picture(space: spaces.Space[Any], reader: LeafReader) -> bool:
 
 
 def _largest_values(build: Callable[[], gymnasium.Env[Any, Any]], readers: list[LeafReader]) -> dict[str, int]:
-    """Largest value of every leaf; an environment that fails is tried no further, and reported by the run."""
+    """Largest value of every leaf; if the environment fails the trial ends, and the run reports the failure."""
     largest: dict[str, int] = {}
     with suppress(Exception), closing(build()) as env:
         for raw in _observations(env):

@@ -18,11 +18,13 @@ from pydantic import Field
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, Positive, PositiveCount
 from qfleet.core.agent import ExplorationParams
+from qfleet.core.rng import restore_numpy_rng
 from qfleet.explore import linear
 
 
 class Config(Section):
     epsilon_key: ClassVar = "start"
+    discrete: ClassVar = True
 
     kind: Literal["ez_greedy"] = Field(
         "ez_greedy", description="exploration strategy, by name; changing it resets the recipe's other explore keys")
@@ -69,7 +71,7 @@ class EzGreedy:
         return {"rng": self._rng.bit_generator.state, "left": self._left.copy(), "choice": self._choice.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        restore_numpy_rng(self._rng, state["rng"])
         self._left[:], self._choice[:] = state["left"], state["choice"]
 
 

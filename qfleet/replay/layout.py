@@ -124,7 +124,7 @@ class Layout:
 
     @cached_property
     def new_rows(self) -> slice:
-        """Rows of a chunk that are in this place of no other chunk of their lane: every row of an episode is once."""
+        """Rows of a chunk without its overlap with neighbours: over all chunks they contain each row once."""
         first = self.context + self.window.past
         return slice(first, first + self.chunk_steps)
 

@@ -52,7 +52,7 @@ def contradictions(cfg: RunConfig) -> list[str]:
         found.append(f"eval.from_return={cfg.eval.from_return:g} needs a run with one learner that also acts: leave it "
                      "out, or set actors=0 learners=1 sync=none launcher=local")
     found += _noise_and_epsilon(cfg)
-    found += _noise_on_discrete_actions(cfg)
+    found += _exploration_of_other_actions(cfg)
     found += _clipped_and_normalised(cfg)
     found += _topology(cfg)
     captured = cfg.learner.capture is True and not cfg.learner.compile
@@ -135,12 +135,16 @@ def _noise_and_epsilon(cfg: RunConfig) -> list[str]:
     return []
 
 
-def _noise_on_discrete_actions(cfg: RunConfig) -> list[str]:
-    """Reject action noise for agents with discrete actions."""
-    if getattr(cfg.agent, "continuous", False) or not getattr(cfg.explore, "continuous", False):
+def _exploration_of_other_actions(cfg: RunConfig) -> list[str]:
+    """Reject action noise for discrete actions, and repeated random actions for continuous ones."""
+    kind, algo, continuous = cfg.explore.kind, cfg.agent.algo, getattr(cfg.agent, "continuous", False)
+    if continuous and getattr(cfg.explore, "discrete", False):
+        return [f"explore.kind={kind} is for discrete actions, and agent.algo={algo} has continuous ones: set "
+                "explore.kind=gaussian"]
+    if continuous or not getattr(cfg.explore, "continuous", False):
         return []
-    return [f"explore.kind={cfg.explore.kind} adds noise to continuous actions, and agent.algo={cfg.agent.algo} "
-            "has discrete ones: set agent.algo=ddpg, or explore.kind=linear if the environment's actions are discrete"]
+    return [f"explore.kind={kind} adds noise to continuous actions, and agent.algo={algo} has discrete ones: set "
+            "agent.algo=ddpg, or explore.kind=linear if the environment's actions are discrete"]
 
 
 def _clipped_and_normalised(cfg: RunConfig) -> list[str]:

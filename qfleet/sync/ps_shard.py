@@ -195,9 +195,12 @@ class Shard:
         if not (0 <= push.norm < float("inf") and is_finite(gradient)):
             return "it is not finite"
         if push.rows is not None:
-            size = self.buffers[ROW_MOMENTS[1]].numel() if ROW_MOMENTS[1] in self.buffers else -1
+            if ROW_MOMENTS[1] not in self.buffers:
+                return "it has moments of new rows, and the network has no running statistics of rows"
+            size = self.buffers[ROW_MOMENTS[1]].numel()
             if push.rows.ndim != 2 or push.rows.shape[1] != 1 + 2 * size or not bool(push.rows.isfinite().all()):
-                return f"its moments of new rows are {tuple(push.rows.shape)} numbers, or not finite"
+                return (f"its moments of new rows are not finite, or of shape {tuple(push.rows.shape)} instead of "
+                        f"[chunks, {1 + 2 * size}]")
         return None
 
     def _merge_rows(self, rows: torch.Tensor | None) -> None:

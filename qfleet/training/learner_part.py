@@ -1,7 +1,7 @@
-"""A learner's part of a checkpoint: what each of several learners saves for itself and restores.
+"""A learner's part of a checkpoint: the state that each of several learners saves and restores for itself.
 
-A learner is a rank of an allreduce run or a worker of a parameter server. The first one's part is the state of the
-checkpoint itself, beside what is common to all; the parts of the others are its list `ranks`.
+A learner is a rank of an allreduce run or a worker of a parameter server. The first one's part is in the state of the
+checkpoint itself, together with what all share; the parts of the others are its list `ranks`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ConsensusStop(StopRule):
 
 
 class RankConsensus:
-    """What the ranks agree on in addition to gradients: steps of the run, its end, and requested checkpoints.
+    """State that ranks agree on in addition to gradients: steps of the run, its end, and requested checkpoints.
 
     Owns clock and stop rule. Votes are exchanged with the gradients, or alone while a rank does other work.
     """
@@ -287,7 +287,7 @@ class RankRun(LearnerRun):
         self._restored = True
 
     def _vote_values(self) -> list[float]:
-        """What this rank adds to a vote: its state, and the moments of its new rows for running statistics."""
+        """Values that this rank adds to a vote: its state, and the moments of its new rows for running statistics."""
         moments = self.core.learner.row_moments
         return [*self.consensus.local_state(), *([] if moments is None else moments.take_row())]
 

@@ -248,6 +248,7 @@ def test_a_fresh_policy_is_far_from_its_bounds():
     (["agent.torso_width=2"], "agent.torso_width: has no effect unless agent.torso=impala"),
     (["agent.algo=d4pg", "agent.v_min=10", "agent.v_max=1"], "agent.v_min=10 is not below agent.v_max=1"),
     (["agent.algo=dqn"], "has continuous actions"),
+    (["explore.kind=ez_greedy"], "explore.kind=ez_greedy is for discrete actions"),
     (["agent.algo=c51", "explore.kind=ou"], "explore.kind=ou adds noise to continuous actions")])
 def test_what_would_be_ignored_is_refused(words, why):
     with pytest.raises(UserError) as error:

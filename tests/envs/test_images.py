@@ -70,6 +70,19 @@ def test_a_board_that_leaves_its_space_is_refused(value):
         see(spaces.Box(0, 2, (9, 9), np.int64), value)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64, np.bool_])
+def test_a_board_is_counted_from_its_lowest_value_in_any_dtype(dtype):
+    _, out = see(spaces.Box(-1, 1, (9, 9), np.int8), np.ones((9, 9), dtype))
+    assert (out == 2).all()
+
+
+def test_stacked_boards_keep_their_largest_value_and_symbols():
+    stacked = ImageFormat(stack=4, symbols="auto")
+    assert ObservationEncoder(spaces.MultiBinary((10, 10)), stacked).leaves["obs"].divisor == 1
+    assert ObservationEncoder(spaces.Box(0, 10, (7, 7, 3), np.uint8), stacked).leaves["obs"] == Leaf(
+        (12, 7, 7), "uint8", "image", stack=4, largest=10.0, symbols=11)
+
+
 def test_symbols_become_planes_and_higher_ones_count_as_the_last():
     encoder = Encoder({"obs": Leaf((2, 5, 6), "uint8", "image", symbols=4)}, "mlp", "none")
     x = torch.randint(6, (3, 2, 5, 6), dtype=torch.uint8)
@@ -155,9 +168,20 @@ def test_symbols_of_what_is_no_image_or_resized_are_refused(cfg, words):
         make(grid(**cfg), 1)
 
 
+def test_symbols_of_planes_of_floats_are_refused():
+    with pytest.raises(UserError, match="images of whole numbers are none"):
+        ObservationEncoder(spaces.Box(0, 1, (7, 7, 3), np.float32), ImageFormat(symbols={"obs": 3}))
+
+
 def test_the_number_of_symbols_is_limited():
     with pytest.raises(UserError, match="image_symbols"):
         validate(EnvConfig, {"id": "x", "image_symbols": {"image": 1}}, "command line")
+
+
+def test_fewer_symbols_than_a_board_has_are_warned_of():
+    encoder = ObservationEncoder(spaces.Box(0, 10, (7, 7), np.uint8), ImageFormat(symbols={"obs": 8}))
+    assert encoder.bounds_violation({"obs": np.full((1, 1, 7, 7), 7, np.uint8)}) is None
+    assert "8 on count as 7" in encoder.bounds_violation({"obs": np.full((1, 1, 7, 7), 9, np.uint8)})
 
 
 def test_a_value_beyond_the_symbols_is_warned_of_once(caplog):
