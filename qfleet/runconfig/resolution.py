@@ -35,7 +35,7 @@ from qfleet.core.env import EnvSpec, Leaf
 from qfleet.core.errors import UserError
 from qfleet.envs import EnvConfig
 from qfleet.envs.isolated import make_isolated_env
-from qfleet.runconfig.algorithm_settings import SEQUENCES, AlgorithmChange, learns_from, name_of
+from qfleet.runconfig.algorithm_settings import SEQUENCES, TABLE, AlgorithmChange, learns_from, name_of
 from qfleet.runconfig.key_hints import HINTS, REMOVED
 from qfleet.runconfig.rules import action_mismatch
 from qfleet.runconfig.run_config import ALGO, RunConfig
@@ -43,6 +43,9 @@ from qfleet.runconfig.run_config import ALGO, RunConfig
 RECIPES = Path(__file__).parents[1] / "recipes"
 RECURRENT = "recurrent"
 """Recipe for recurrent agents with observations of any kind."""
+
+TABULAR = "discrete"
+"""Recipe for tables."""
 
 COMMAND_LINE = "command line"
 KEYWORDS = "keyword"
@@ -211,7 +214,7 @@ def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
     if spec.box is not None:
         return "control-pixels" if images else "control"
     if not images:
-        return "discrete" if (count_states(spec.observation) or LARGE_TABLE) < LARGE_TABLE else "vector"
+        return TABULAR if (count_states(spec.observation) or LARGE_TABLE) < LARGE_TABLE else "vector"
     return "small-images" if all(map(_is_small, images)) else "pixels"
 
 
@@ -357,8 +360,11 @@ def _recipes_for(change: AlgorithmChange, env: Mapping[str, Any]) -> list[str]:
 
     Only the exploration is taken from a second recipe: it may need as many arms as the agent has.
     """
+    if change.data == TABLE:
+        return [TABULAR]
     if change.data != SEQUENCES:
         name = "atari" if _is_atari(env) else recipe_for("", _spec_or_none(env)) or "vector"
+        name = "vector" if name == TABULAR else name
         return [name] * (learns_from(_section(_layers_of(name), "agent")) == change.data)
     if _is_atari(env):
         return [change.new]

@@ -11,7 +11,7 @@ from qfleet import api
 from qfleet.cli.commands import main
 from qfleet.core.errors import UserError
 from qfleet.runconfig import resolution
-from qfleet.runconfig.algorithm_settings import CONTINUOUS, SEQUENCES, TRANSITIONS, learns_from
+from qfleet.runconfig.algorithm_settings import CONTINUOUS, SEQUENCES, TABLE, TRANSITIONS, learns_from
 from qfleet.runconfig.resolution import recipe_names, resolve
 from qfleet.runconfig.smoke import smoke_overrides
 
@@ -53,10 +53,27 @@ def test_a_value_algorithm_over_a_recurrent_recipe_has_settings_for_transitions(
     assert config.replay.samples_per_insert >= 8 and config.env.id == resolve(name, words_for(name)).config.env.id
 
 
+@pytest.mark.parametrize("algo", ["dqn", "c51", "r2d2"])
+def test_a_network_over_the_recipe_for_tables_is_not_trained_with_the_settings_of_a_table(algo: str) -> None:
+    table, resolved = resolve("FrozenLake-v1").config, resolve("FrozenLake-v1", [f"agent.algo={algo}"])
+    assert table.agent.algo == "tabular" and table.learner.optimizer == "torch.optim:SGD"
+    learner = resolved.config.learner
+    assert (learner.optimizer, learner.schedule) == ("adam", "constant") and learner.learning_rate <= 1e-3
+    assert resolved.config.total_steps == table.total_steps and "recipe discrete is for tabular" in resolved.note
+
+
+def test_a_table_over_a_recipe_for_networks_has_the_settings_of_a_table() -> None:
+    config = resolve("vector", ["env.id=FrozenLake-v1", "agent.algo=tabular"]).config
+    assert config.learner == resolve("FrozenLake-v1").config.learner
+    own = resolve("FrozenLake-v1", ["agent.algo=dqn", "learner.learning_rate=0.01"]).config.learner
+    assert own.learning_rate == 0.01, "a value of the user is never replaced"
+
+
 def test_what_algorithms_learn_from() -> None:
     assert {learns_from({"algo": algo}) for algo in ("r2d2", "ngu", "agent57")} == {SEQUENCES}
     assert {learns_from({"algo": algo}) for algo in ("dqn", "c51", "qr", "iqn", "hlgauss")} == {TRANSITIONS}
     assert {learns_from({"algo": algo}) for algo in ("ddpg", "d4pg")} == {CONTINUOUS}
+    assert learns_from({"algo": "tabular"}) == TABLE
     assert learns_from({"algo": "ngu", "memory": "none"}) == TRANSITIONS and learns_from({}) == TRANSITIONS
     assert learns_from({"algo": "r2d2", "unroll": 4}) == SEQUENCES, "also where its options contradict each other"
     assert learns_from({"algo": "nope"}) is None and learns_from({"algo": "mine:algo"}) is None
