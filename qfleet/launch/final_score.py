@@ -92,5 +92,5 @@ class EpisodeProgress:
     def __call__(self, completed: int) -> None:
         if self._now() >= self._due and completed < self._episodes:
             self._due = self._now() + PERIOD_S
-            show_plan(self._sinks, [("score", f"{completed} of {self._episodes} fresh episodes of the best policy; "
+            show_plan(self._sinks, [("score", f"{completed:,} of {self._episodes:,} fresh episodes of the best policy; "
                                               "Ctrl-C skips the rest")])
