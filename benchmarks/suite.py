@@ -13,9 +13,9 @@ of rl-zoo3), and the candidates of --candidates, a YAML file with lists of key=v
 
 Every cell (task, contender, seed) is a process with one thread and without a GPU. Its score is the mean return of fresh
 greedy episodes of the run's best policy. CPU and wall seconds are those of the training with its evaluations. `run`
-trains the cells that FILE does not have yet with the present settings, the longest first, and appends one line of JSON
-for each. When the time is over it ends the unfinished ones, which the next call starts anew if it has more time for
-them than this one had. Tasks are in suite.yaml.
+trains the cells that FILE does not contain with the current settings, the longest first, and appends one line of JSON
+for each. At the time limit it ends the unfinished ones; the next call starts them again if it has more time for them
+than this one had. Tasks are in suite.yaml.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CellProcess:
         return {"status": "failed", "reason": f"exit code {code}: {self._err.read_text()[-1500:].strip()}"}
 
     def stop(self) -> None:
-        """End the process and its children: politely, then for good."""
+        """End the process and its children: SIGTERM first, then SIGKILL."""
         for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, None)):
             try:
                 os.killpg(self._process.pid, number)
@@ -91,7 +91,7 @@ class CellProcess:
 
 def train_cells(cells: Iterable[Cell], jobs: int, deadline: float, expected_s: Callable[[Cell], float],
                 start: Callable[[Cell], Job], finished: Callable[[Cell, Record], None]) -> list[Cell]:
-    """Train cells, `jobs` at a time, the costliest first; returns those that the time was too short for."""
+    """Train cells, `jobs` at a time, the most expensive first; returns those that did not fit into the time."""
     waiting = sorted(cells, key=lambda cell: -cell.cost)
     running: list[tuple[Cell, Job, float]] = []
     left: list[Cell] = []

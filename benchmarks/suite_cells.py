@@ -35,7 +35,7 @@ FRESH_SEEDS = 10_000
 """Added to the seed of a run: the seed of the episodes that score its best policy."""
 
 PLACES = ("run.", "seed")
-"""Keys that differ between the cells of one contender."""
+"""Keys, or the beginnings of keys, that differ between the cells of one contender."""
 
 
 class Absent(Exception):
@@ -98,7 +98,7 @@ def read_candidates(path: Path | None) -> dict[str, list[str]]:
 
 
 def settings_of(task: Task, contender: str, candidates: Mapping[str, Sequence[str]], steps: int) -> dict[str, Any]:
-    """Complete settings of a contender at a task, but for the seed, and their digest. Raises `Absent`."""
+    """Complete settings of a contender at a task, except the seed, and their digest. Raises `Absent`."""
     env = task.env_id()
     if contender in (SB3, ZOO):
         found = _peer_settings(task, env, contender, steps)
@@ -176,7 +176,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training: the best policy's fresh returns, evaluations, and the time of the training alone."""
+    """Result of a training: the best policy's fresh returns, evaluations, and the time of the training alone."""
 
     returns: Sequence[float]
     curve: Sequence[tuple[int, float]]

@@ -189,4 +189,4 @@ def _describe(name: str, leaf: Leaf) -> str:
                  f"{leaf.divisor:g})")
     elif leaf.kind == "image" and leaf.divisor != 1:
         text += f", values divided by {leaf.divisor:g}"
-    return text + (f", {sum(leaf.sizes)} categories one-hot" if leaf.sizes else "")
+    return text + (f", {sum(leaf.sizes)} categories, one-hot for a network" if leaf.sizes else "")

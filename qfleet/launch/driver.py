@@ -80,8 +80,7 @@ def start(config: RunConfig, sinks: Sequence[Sink], provenance: Mapping[str, str
     initial_weights(config, spec)  # raises before the run directory is created
     with new_run(config) as directory:
         replace_text(directory.config, to_yaml(config))
-        driver = _driver(config, spec, directory, sinks, {"sources": dict(provenance)})
-        return score_result(record_outcome(directory, driver.run), config, sinks)
+        return _run(config, spec, directory, sinks, {"sources": dict(provenance)})
 
 
 def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) -> TrainResult:
@@ -97,13 +96,15 @@ def resume(directory: RunDirectory, config: RunConfig, sinks: Sequence[Sink]) ->
         config = require_startable(resolve_auto(config, spec))
         directory.ensure_id(None if checkpoint is None else checkpoint.manifest.run)  # restores a lost run.json
         replace_text(directory.config, to_yaml(config))
-        result = record_outcome(directory, _driver(config, spec, directory, sinks, {}).run)
-        return score_result(result, config, sinks)
+        return _run(config, spec, directory, sinks, {})
 
 
-def _driver(config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
-            origin: Mapping[str, Any]) -> Driver:
-    return Driver(config, spec, directory, sinks, origin, launcher_class(config)(config, directory))
+def _run(config: RunConfig, spec: EnvSpec, directory: RunDirectory, sinks: Sequence[Sink],
+         origin: Mapping[str, Any]) -> TrainResult:
+    """Train, and score the best policy unless a signal came, perhaps after the learner had finished."""
+    driver = Driver(config, spec, directory, sinks, origin, launcher_class(config)(config, directory))
+    result = record_outcome(directory, driver.run)
+    return result if driver.reason is not None else score_result(result, config, sinks)
 
 
 def _env_spec(config: RunConfig) -> EnvSpec:

@@ -12,7 +12,7 @@ from qfleet.actor.policy import Policy
 from qfleet.core.evaluation import Score
 from qfleet.core.final_score import FinalScore, standard_error
 from qfleet.launch.attempt import TrainResult, record_result, require_same_spaces, show_plan
-from qfleet.process.signals import SignalledStop, stop_on_signal
+from qfleet.process.signals import EXIT_CODES, SignalledStop, stop_on_signal
 from qfleet.runconfig.auto import run_threads, training_device
 from qfleet.runconfig.build import make_agent, make_eval_env
 from qfleet.runconfig.run_config import RunConfig
@@ -24,11 +24,11 @@ from qfleet.training.meter import Sink
 log = logging.getLogger(__name__)
 
 SCORED_ENDINGS = ("total_steps", "total_updates", "stop_at", "stopped")
-"""Reasons after which the best policy is scored. A signal means that the process is to leave."""
+"""Reasons for the end of a run after which its best policy is scored: all but signals."""
 
 FIRST_SEED = 1000
-"""Seed of the episodes for a run with seed 0; a run with seed N has the N-th one after it. Evaluations during the
-training draw theirs from another sequence."""
+"""Seed of the episodes for a run with seed 0; a run with seed N uses FIRST_SEED + N. Evaluations during the training
+use other seeds."""
 
 QUIET_S, PERIOD_S = 3.0, 10.0
 """Seconds until the first message about the progress, and between further ones."""
@@ -38,7 +38,8 @@ def score_result(result: TrainResult, config: RunConfig, sinks: Sequence[Sink]) 
     """Add the score of the best policy to the result of a run that has ended, and record it in the run directory.
 
     Nothing is added to a run that ended by a signal or a fault, that has no best policy, or that was finished before.
-    A signal skips what is left of the episodes. An error is logged: the training itself has succeeded.
+    A signal skips the remaining episodes. One other than Ctrl-C also sets the exit code, since the process is to leave
+    and, for example, must not train another seed. An error is logged: the training itself has succeeded.
     """
     if result.already_finished or result.exit_code or result.reason not in SCORED_ENDINGS:
         return result
@@ -53,7 +54,7 @@ def score_result(result: TrainResult, config: RunConfig, sinks: Sequence[Sink]) 
             score = play(best, config, lambda: stop.reason is not None, EpisodeProgress(config, sinks))
     except (EvaluationAborted, KeyboardInterrupt):
         log.warning("the score of the best policy was skipped: `qfleet eval %s` plays fresh episodes", result.directory)
-        return result
+        return replace(result, exit_code=EXIT_CODES["preempted"]) if stop.reason == "preempted" else result
     except Exception as error:
         log.warning("the best policy could not be scored (%s)", str(error) or type(error).__name__)
         return result
@@ -91,5 +92,5 @@ class EpisodeProgress:
     def __call__(self, completed: int) -> None:
         if self._now() >= self._due and completed < self._episodes:
             self._due = self._now() + PERIOD_S
-            show_plan(self._sinks, [("score", f"{completed} of {self._episodes} fresh episodes of the best policy; "
+            show_plan(self._sinks, [("score", f"{completed:,} of {self._episodes:,} fresh episodes of the best policy; "
                                               "Ctrl-C skips the rest")])

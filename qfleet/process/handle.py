@@ -47,7 +47,7 @@ class ProcessHandle(Protocol):
     beats: bool
     first_beat: float
     last_beat: float
-    kill_reason: str | None  # why its process was lost, if the handle found that out
+    kill_reason: str | None  # why the process was lost, if the handle knows
 
     @property
     def pid(self) -> int: ...

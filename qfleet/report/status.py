@@ -45,7 +45,7 @@ def format_number(value: float) -> str:
 def format_score(score: FinalScore) -> str:
     """Format the score of a finished run: `228.8 ± 14.4 (standard error), best policy, 20 fresh episodes`."""
     error = "" if score.standard_error is None else f" ± {format_number(score.standard_error)} (standard error)"
-    return (f"{format_number(score.mean)}{error}, best policy, {score.episodes} fresh "
+    return (f"{format_number(score.mean)}{error}, best policy, {score.episodes:,} fresh "
             f"episode{'s' * (score.episodes != 1)}")
 
 

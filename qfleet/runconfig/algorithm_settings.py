@@ -1,9 +1,9 @@
 """Recipe settings for the algorithm that the user has chosen instead of the recipe's.
 
 Replay ratio, chunks, batch size, learning rate and exploration depend on what an algorithm learns from: two samples per
-step are two transitions for DQN and two sequences of 64 steps for R2D2. If the chosen algorithm learns from something
-else than the recipe's, the sections `REPLACED` come from a recipe for it. The environment, the length of the run and
-the schedules stay, as does everything that the user has set.
+step are two transitions for DQN and two sequences of 64 steps for R2D2, and the learning rate of a table suits no
+network. If the chosen algorithm learns from something other than the recipe's does, the sections `REPLACED` come from a
+recipe for it. The environment, the length of the run and the schedules stay, as does everything that the user has set.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from qfleet.algos import tabular
 from qfleet.config import Layered, without
 from qfleet.config.layers import Layer, leaves
 from qfleet.core.errors import UserError
@@ -46,7 +47,7 @@ def learns_from(agent: Mapping[str, Any]) -> str | None:
         config = model.model_validate({ALGO.key: name_of(agent)})
     if getattr(config, "continuous", False):
         return CONTINUOUS
-    if name_of(agent) == "tabular":
+    if isinstance(config, tabular.Config):
         return TABLE
     try:
         return SEQUENCES if getattr(config, "window", Window()).within_episode else TRANSITIONS

@@ -44,6 +44,9 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 RECURRENT = "recurrent"
 """Recipe for recurrent agents with observations of any kind."""
 
+TABULAR = "discrete"
+"""Recipe for tables."""
+
 COMMAND_LINE = "command line"
 KEYWORDS = "keyword"
 """Source name of keyword arguments of the Python API."""
@@ -211,7 +214,7 @@ def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
     if spec.box is not None:
         return "control-pixels" if images else "control"
     if not images:
-        return "discrete" if (count_states(spec.observation) or LARGE_TABLE) < LARGE_TABLE else "vector"
+        return TABULAR if (count_states(spec.observation) or LARGE_TABLE) < LARGE_TABLE else "vector"
     return "small-images" if all(map(_is_small, images)) else "pixels"
 
 
@@ -357,10 +360,11 @@ def _recipes_for(change: AlgorithmChange, env: Mapping[str, Any]) -> list[str]:
 
     Only the exploration is taken from a second recipe: it may need as many arms as the agent has.
     """
+    if change.data == TABLE:
+        return [TABULAR]
     if change.data != SEQUENCES:
         name = "atari" if _is_atari(env) else recipe_for("", _spec_or_none(env)) or "vector"
-        if TABLE in (change.data, learns_from(_section(_layers_of(name), "agent"))):
-            name = "discrete" if change.data == TABLE else "vector"
+        name = "vector" if name == TABULAR else name
         return [name] * (learns_from(_section(_layers_of(name), "agent")) == change.data)
     if _is_atari(env):
         return [change.new]

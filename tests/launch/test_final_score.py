@@ -1,6 +1,7 @@
 """The score of the best policy: which runs are scored, what it is recorded as, and what cannot harm the training."""
 
 import logging
+import signal
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,17 @@ def test_an_error_or_a_signal_costs_the_score_and_not_the_run(result, played, mo
         assert score_result(result, config(), []) == result
     assert text in caplog.text and RunDirectory(result.directory).ending()["reason"] == "total_steps"
     assert RunDirectory(result.directory).final_score() is None
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 75)])
+def test_a_signal_other_than_ctrl_c_during_the_score_sets_the_exit_code(result, played, monkeypatch, number, code):
+    def play(best, config, stop, on_episode):
+        signal.raise_signal(number)
+        assert stop()
+        raise EvaluationAborted
+
+    monkeypatch.setattr(final_score, "play", play)
+    assert score_result(result, config(), []) == replace(result, exit_code=code)
 
 
 def test_long_scoring_is_shown_every_ten_seconds():

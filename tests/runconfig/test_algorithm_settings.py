@@ -53,12 +53,28 @@ def test_a_value_algorithm_over_a_recurrent_recipe_has_settings_for_transitions(
     assert config.replay.samples_per_insert >= 8 and config.env.id == resolve(name, words_for(name)).config.env.id
 
 
+@pytest.mark.parametrize("algo", ["dqn", "c51", "r2d2"])
+def test_a_network_over_the_recipe_for_tables_is_not_trained_with_the_settings_of_a_table(algo: str) -> None:
+    table, resolved = resolve("FrozenLake-v1").config, resolve("FrozenLake-v1", [f"agent.algo={algo}"])
+    assert table.agent.algo == "tabular" and table.learner.optimizer == "torch.optim:SGD"
+    learner = resolved.config.learner
+    assert (learner.optimizer, learner.schedule) == ("adam", "constant") and learner.learning_rate <= 1e-3
+    assert resolved.config.total_steps == table.total_steps and "recipe discrete is for tabular" in resolved.note
+
+
+def test_a_table_over_a_recipe_for_networks_has_the_settings_of_a_table() -> None:
+    config = resolve("vector", ["env.id=FrozenLake-v1", "agent.algo=tabular"]).config
+    assert config.learner == resolve("FrozenLake-v1").config.learner
+    own = resolve("FrozenLake-v1", ["agent.algo=dqn", "learner.learning_rate=0.01"]).config.learner
+    assert own.learning_rate == 0.01, "a value of the user is never replaced"
+
+
 def test_what_algorithms_learn_from() -> None:
     assert {learns_from({"algo": algo}) for algo in ("r2d2", "ngu", "agent57")} == {SEQUENCES}
     assert {learns_from({"algo": algo}) for algo in ("dqn", "c51", "qr", "iqn", "hlgauss")} == {TRANSITIONS}
     assert {learns_from({"algo": algo}) for algo in ("ddpg", "d4pg")} == {CONTINUOUS}
-    assert learns_from({"algo": "ngu", "memory": "none"}) == TRANSITIONS and learns_from({}) == TRANSITIONS
     assert learns_from({"algo": "tabular"}) == TABLE
+    assert learns_from({"algo": "ngu", "memory": "none"}) == TRANSITIONS and learns_from({}) == TRANSITIONS
     assert learns_from({"algo": "r2d2", "unroll": 4}) == SEQUENCES, "also where its options contradict each other"
     assert learns_from({"algo": "nope"}) is None and learns_from({"algo": "mine:algo"}) is None
 
@@ -176,15 +192,3 @@ def test_such_a_run_learns_from_its_data(name: str, words: list[str], tmp_path: 
     result = api.train(name, [*words, *short, f"run.root={tmp_path}", "run.tensorboard=false", "run.threads=1",
                               "device=cpu"])
     assert result.updates > 0 and result.best is not None
-
-
-def test_networks_and_tables_have_settings_of_their_own() -> None:
-    network = resolve("FrozenLake-v1", ["agent.algo=dqn"])
-    assert network.config.learner.optimizer == "adam" and network.config.agent.hidden == (256, 256)
-    assert "recipe discrete is for tabular; settings of recipe vector replace" in network.note
-    assert resolve("FrozenLake-v1", ["agent.algo=c51"]).config.learner.clip_norm > 0
-    assert resolve("FrozenLake-v1", ["agent.algo=r2d2"]).config.learner.optimizer == "adam"
-    table = resolve("vector", ["env.id=FrozenLake-v1", "agent.algo=tabular"])
-    assert table.config.learner.optimizer == "torch.optim:SGD" and table.config.agent.hidden == ()
-    own = resolve("FrozenLake-v1", ["agent.algo=dqn", "learner.learning_rate=0.5"])
-    assert own.config.learner.learning_rate == 0.5, "the user's values stay"
