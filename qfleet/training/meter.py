@@ -165,8 +165,9 @@ class Meter:
     def _recent_returns(self) -> tuple[float, float]:
         """Mean and standard deviation of the returns of the recent episodes."""
         mean = sum(episode.reward for episode in self._recent) / len(self._recent)
-        squares = sum((episode.reward - mean) ** 2 for episode in self._recent)
-        return mean, math.sqrt(squares / len(self._recent))
+        # The sum of squares could overflow.
+        distance = math.hypot(*(episode.reward - mean for episode in self._recent))
+        return mean, distance / math.sqrt(len(self._recent))
 
     def write(self, values: Mapping[str, float]) -> None:
         for tag, value in values.items():

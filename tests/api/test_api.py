@@ -80,7 +80,8 @@ ENVS = {"FrozenLake-v1": None, "Blackjack-v1": None, "test_api:nested": nested, 
 def trained(env_id, *overrides):
     limit = ["env.max_episode_steps=20"] if ":" in env_id else []
     torso = ["agent.torso=mlp", "env.stack=1", "env.frame_size=null"] if "picture" in env_id else []
-    result = api.train(env_id, [*TINY, "total_steps=100", "run.name=x", *limit, *torso, *overrides])
+    words = ["agent.algo=dqn", *TINY, "total_steps=100", "run.name=x", *limit, *torso, *overrides]
+    result = api.train(env_id, words)
     return api.load(result.directory, which="latest")
 
 
