@@ -29,7 +29,8 @@ SWITCHES = {
 SUBSETS = list(combinations(range(1, 6), 3))
 ROWS = [{switch: int(row in subset) for switch, subset in zip(SWITCHES, SUBSETS, strict=False)} for row in range(6)]
 COMMON = ["env.lanes=8", f"env.kwargs={{length: {LENGTH}}}", f"agent.gamma={GAMMA}", "agent.hidden=[32]",
-          "agent.n_step=1", "agent.norm=none", "explore.kind=constant", "explore.epsilon=1", "learner.learning_rate=5e-3", "learner.batch_size=32",
+          "agent.n_step=1", "agent.norm=none", "explore.kind=constant", "explore.epsilon=1",
+          "learner.learning_rate=5e-3", "learner.batch_size=32",
           "replay.samples_per_insert=8", "replay.capacity=2000", "eval.period_steps=null", "eval.episodes=1",
           "env.max_episode_steps=100", "total_steps=5000", "run.log_period_steps=1000"]
 
