@@ -249,8 +249,9 @@ class Meter:
         self.flush()
 
     def _changes(self) -> tuple[Progress, dict[str, int]]:
-        """Progress and counters that justify another record; traffic counters (wire/) always grow and do not."""
-        return self.progress(), {tag: n for tag, n in self.counters.items() if not tag.startswith("wire/")}
+        """Progress and counters that justify another record; those of traffic (wire/) and of time (_ms) do not."""
+        return self.progress(), {
+            tag: n for tag, n in self.counters.items() if not (tag.startswith("wire/") or tag.endswith("_ms"))}
 
     def _rates(self, now: Progress, seconds: float) -> dict[str, float]:
         before, then = self._rates_since

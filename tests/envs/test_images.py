@@ -103,7 +103,7 @@ def test_images_are_divided_by_the_largest_value_of_their_space(leaf, x, seen):
 
 @pytest.mark.parametrize("side", [3, 7, 10, 20, 21, 36, 64])
 def test_the_torso_for_boards_takes_images_of_any_size(side):
-    encoder = Encoder({"obs": Leaf((2, side, side + 1), "uint8", "image", largest=1.0)}, "board", "none")
+    encoder = Encoder({"obs": Leaf((2, side, side + 1), "uint8", "image", largest=1.0)}, "minatar", "none")
     assert encoder.features <= 8000
 
 

@@ -106,3 +106,15 @@ def test_a_meter_without_sinks_keeps_its_metrics_for_drain():
     meter.write({"train/loss": 1.0})
     meter.finish()
     assert meter.drain()["sums"] == {"train/loss": [1.0, 1]}
+
+
+def test_time_and_traffic_alone_are_no_reason_for_a_last_record():
+    meter, records = meter_with([Progress(300, 3)])
+    meter.emit()
+    meter.count("server/checkpoint_barrier_ms", 100)
+    meter.count("wire/bytes", 5)
+    meter.finish()
+    assert len(records) == 1
+    meter.count("fault/x")
+    meter.finish()
+    assert len(records) == 2 and records[1]["server/checkpoint_barrier_ms"] == 100
