@@ -246,7 +246,7 @@ class Player:
         on_env = recording = 0.0
         for _ in range(steps // LANES):
             self.action = np.where(rng.random(LANES) < HOLD, rng.integers(0, actions, LANES), self.action)
-            choice = (self.action.astype(np.int32), {"q": rng.random((LANES, actions), np.float32)})
+            choice = (self.action.astype(np.int32), {"distribution": rng.random((LANES, actions), np.float32)})
             time.sleep(ACT_S)
             while not self.recorder.deliver():
                 time.sleep(0.001)
