@@ -214,7 +214,8 @@ def recipe_for(env_id: str, spec: EnvSpec | None = None) -> str | None:
     if spec.box is not None:
         return "control-pixels" if images else "control"
     if not images:
-        return TABULAR if (count_states(spec.observation) or LARGE_TABLE) < LARGE_TABLE else "vector"
+        states = count_states(spec.observation)
+        return TABULAR if states is not None and states < LARGE_TABLE else "vector"
     return "small-images" if all(map(_is_small, images)) else "pixels"
 
 
