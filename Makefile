@@ -33,7 +33,7 @@ test: $(COMPLETE)  ## all checks and all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" --durations=40
 	$(BIN)/python -m pytest -m alone --durations=10
 
-check: $(READY)  ## the fast loop: ruff, mypy, unit tests
+check: $(COMPLETE)  ## the fast loop: ruff, mypy, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
