@@ -26,6 +26,38 @@ ROW_MOMENTS = ("row_count", "row_mean", "row_square")
 mean [K] and the sum of squared deviations [K] of their values."""
 
 
+@dataclass(frozen=True, eq=False)
+class NoiseProcess:
+    """Noise on continuous actions: the sum of K independent first-order processes.
+
+    With ξ ~ N(0, 1), component k is x′ = decay_k · x + gain_k · σ · ξ, and start_k · σ · ξ at the
+    first step of an episode. All fields are [K], K ≤ `NOISE_COMPONENTS`.
+    """
+
+    decay: torch.Tensor
+    gain: torch.Tensor
+    start: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.decay) <= NOISE_COMPONENTS:
+            raise ValueError(f"a NoiseProcess has 1 to {NOISE_COMPONENTS} components, not {len(self.decay)}")
+
+    def to(self, device: torch.device) -> NoiseProcess:
+        return NoiseProcess(self.decay.to(device), self.gain.to(device), self.start.to(device))
+
+
+NOISE_COMPONENTS = 5
+"""Components of the action noise in the recurrent state of agents for continuous actions."""
+
+
+def first_order_noise(theta: float) -> NoiseProcess:
+    """x′ = (1 − θ) x + σ ξ from x = 0: white noise for θ = 1."""
+    return NoiseProcess(torch.tensor([1 - theta]), torch.ones(1), torch.ones(1))
+
+
+WHITE_NOISE = first_order_noise(1.0)
+
+
 @dataclass(frozen=True)
 class ExplorationParams:
     """Exploration parameters of N lanes.
@@ -36,9 +68,8 @@ class ExplorationParams:
     `index` [N] selects one of an agent's `count` policies, for agents with a family of policies;
     None selects the one for evaluation. `count` is 0 if unknown.
 
-    `sigma` [N] is the scale of the noise added to continuous actions, None = no noise. The noise is
-    autocorrelated: each step keeps the fraction 1 − `theta` of the previous noise, so `theta` = 1
-    is white noise.
+    `sigma` [N] is the scale of the noise added to continuous actions, None = no noise. `process`
+    defines its correlation in time; the default is white noise.
 
     `choice` [N] selects the random discrete actions: action ⌊choice · A⌋ of A; None draws them
     uniformly.
@@ -48,14 +79,16 @@ class ExplorationParams:
     network_noise: bool = True
     index: torch.Tensor | None = None
     sigma: torch.Tensor | None = None
-    theta: float = 1.0
+    process: NoiseProcess = WHITE_NOISE
     count: int = 0
     choice: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> ExplorationParams:
         index, sigma, choice = (
             None if x is None else x.to(device) for x in (self.index, self.sigma, self.choice))
-        return replace(self, epsilon=self.epsilon.to(device), index=index, sigma=sigma, choice=choice)
+        process = self.process if sigma is None else self.process.to(device)
+        return replace(
+            self, epsilon=self.epsilon.to(device), index=index, sigma=sigma, process=process, choice=choice)
 
 
 @dataclass(frozen=True)
