@@ -92,7 +92,7 @@ def changed(settings: tuple[str, ...]) -> list[str]:
 
 
 def as_it_is(settings: tuple[str, ...]) -> bool:
-    """Whether only the evaluation, the length and the precision, which depends on the hardware, differ from a recipe."""
+    """Whether at most the evaluation, the length and the precision differ from a recipe."""
     free = ("eval.", "stop_at", "total_steps", "learner.precision")
     return settings[0] in recipe_names() and all(word.startswith(free) for word in changed(settings))
 

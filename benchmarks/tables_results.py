@@ -160,12 +160,8 @@ def mujoco(_: dict[str, Any]) -> Iterator[Row]:
 def published(file: str, name: str) -> str:
     """Published scores of the agent of a row, with the paper and the length of its training."""
     found = [row for row in PUBLISHED if row["ours"] == [file, name] and not isinstance(row["score"], str)]
-    parts = []
-    for row in found:
-        length = row["protocol"].removesuffix(", older versions of the environment").split(", ")[-1].partition(" ")[0]
-        paper = "rainbow-with-ray" if row["who"].startswith("rainbow-with-ray") else row["who"].partition(", ")[2]
-        parts.append(f"{NONE if row['score'] is None else short(row['score'])} ({paper.removeprefix('as tuned by ')}, {length})")
-    return "; ".join(parts) or NONE
+    return "; ".join(f"{NONE if row['score'] is None else short(row['score'])} ({row['source']}, {row['length']})"
+                     for row in found) or NONE
 
 
 # -- Atari -------------------------------------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ def profile(data: Data) -> Iterator[Row]:
 def _cost(parts: list[Data]) -> str:
     """CPU time of some sections, and its ratio to their best possible time, where that is known of all."""
     spent = sum(part["cpu_ms"] for part in parts)
+    if not parts:
+        return "–"
     if not all(part["distance"] for part in parts):
         return number(spent, 2)
     return f"{number(spent, 2)} ({number(spent / sum(part['cpu_ms'] / part['distance'] for part in parts), 1)} ×)"
