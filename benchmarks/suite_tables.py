@@ -171,10 +171,14 @@ def entry(group: Group) -> str:
         return f"0 of {len(group.runs)}, failed"
     solved = f"{group.solved} of {len(group.runs)}"
     mark = "**" if group.solved == len(group.runs) else ""
-    seconds = group.median("cpu_s")
-    time = f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
-    return f"{mark}{solved}{mark}, {short(group.median('score'))}, {time}" if group.judged else (
-        f"{group.seeds}, {short(group.median('score'))}, {time}")
+    first = f"{mark}{solved}{mark}" if group.judged else group.seeds
+    return f"{first}, {short(group.median('score'))}, {duration(group.median('cpu_s'))}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds or minutes, which are not broken over two lines."""
+    text = f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def short(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import evidence
 import suite_tables
 from learn import HEADS, MATRIX, TORSOS, command_of
-from suite_tables import short
+from suite_tables import duration, short
 from tables import Cell, number, read, table
 
 from qfleet.runconfig.resolution import recipe_names
@@ -48,10 +48,6 @@ def scores(runs: Iterable[float]) -> str:
     values = list(runs)
     worst = f" ({short(min(values))})" if len(values) > 1 else ""
     return f"{short(statistics.fmean(values))}{worst}"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
 
 
 def outcome(name: str, runs: Sequence[Run]) -> tuple[str, str, str, str]:
@@ -99,10 +95,10 @@ def group_norm(data: dict[str, Any]) -> Iterator[Row]:
 
 @table("learn.json", "topologies")
 def topologies(data: dict[str, Any]) -> Iterator[Row]:
-    yield "row", "threshold", "solved", "steps", "score (worst)", "time"
+    yield "row", "solved", "steps", "score (worst)", "time"
     for name in ("cartpole", *TOPOLOGIES):
         if name in data["rows"]:
-            yield name, goal_of(name), *outcome(name, data["rows"][name])
+            yield name, *outcome(name, data["rows"][name])
 
 
 @table("learn.json", "topology commands")
@@ -159,9 +155,8 @@ def mujoco(_: dict[str, Any]) -> Iterator[Row]:
 
 def published(file: str, name: str) -> str:
     """Published scores of the agent of a row, with the paper and the length of its training."""
-    found = [row for row in PUBLISHED if row["ours"] == [file, name] and not isinstance(row["score"], str)]
-    return "; ".join(f"{NONE if row['score'] is None else short(row['score'])} ({row['source']}, {row['length']})"
-                     for row in found) or NONE
+    found = [row for row in PUBLISHED if row["ours"] == [file, name] and row["score"] is not None]
+    return "; ".join(f"{short(row['score'])} ({row['source']}, {row['length']})" for row in found) or NONE
 
 
 # -- Atari -------------------------------------------------------------------------------------------------------------
@@ -175,7 +170,8 @@ def pong(data: dict[str, Any]) -> Iterator[Row]:
     for name, runs in read("precision.json")["rows"].items():
         yield pong_row(f"pong, {name}", [run["final"] for run in runs], runs, "seconds",
                        published("precision.json", name))
-    yield from (family_row(name, row) for name, row in data["rows"].items() if newest(name, data["rows"]))
+    names = sorted((name for name in data["rows"] if newest(name, data["rows"])), key=lambda name: name.split()[0])
+    yield from (family_row(name, data["rows"][name]) for name in names)
 
 
 def newest(name: str, rows: dict[str, Run]) -> bool:
@@ -200,11 +196,11 @@ def pong_row(name: str, found: list[float], runs: list[Run], clock: str, theirs:
 
 @table("sources_games.json", "games")
 def games(data: dict[str, Any]) -> Iterator[Row]:
-    yield "game", "agent", "decisions", "minutes", "score", "published (decisions)"
+    yield "game", "agent", "decisions", "score", "published (decisions)"
     for name, row in data["rows"].items():
         game, agent = name.split()
         yield (game, "double" if agent == "double" else "prioritised", row["steps"],
-               number(row["seconds"] / 60), short(row["games"]["mean_reward"]), published("sources_games.json", name))
+               short(row["games"]["mean_reward"]), published("sources_games.json", name))
 
 
 @table("sources_figures.json", "figures")

@@ -37,9 +37,9 @@ def rows_of(found):
 def test_a_row_shows_seeds_that_missed_the_threshold(results):
     found = [{"mean_reward": score, "steps": steps, "seconds": seconds}
              for score, steps, seconds in ((500.0, 1000, 30.0), (480.0, 3000, 40.0), (12.5, 50000, 600.0))]
-    assert results.outcome("cartpole", found) == ("2 of 3", "2,000", "331 (12.5)", "40 s")
-    assert results.outcome("cartpole", found[2:]) == ("0 of 1", "–", "12.5", "10 min")
-    assert results.outcome("cartpole", found[:1]) == ("**1 of 1**", "1,000", "500", "30 s")
+    assert results.outcome("cartpole", found) == ("2 of 3", "2,000", "331 (12.5)", "40\N{NO-BREAK SPACE}s")
+    assert results.outcome("cartpole", found[2:]) == ("0 of 1", "–", "12.5", "10\N{NO-BREAK SPACE}min")
+    assert results.outcome("cartpole", found[:1]) == ("**1 of 1**", "1,000", "500", "30\N{NO-BREAK SPACE}s")
 
 
 def test_every_row_of_the_matrix_is_in_a_table(results):
