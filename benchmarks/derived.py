@@ -16,7 +16,6 @@ from typing import Any
 
 import cost
 import spread
-import suite_tables
 import sweep
 from learn import HEADS, MATRIX, TORSOS
 
@@ -473,4 +472,4 @@ DERIVED: dict[str, Callable[[Any], Any]] = {
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
     "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles,
-    "gpu_profile": gpu_profile, "taped": taped, "suite": suite_tables.document}
+    "gpu_profile": gpu_profile, "taped": taped}

@@ -1,10 +1,10 @@
-"""Writes every measured figure of README and docs from the committed results: numbers, docs/results.md and pictures.
+"""Writes the measured figures of README and docs from the committed results: tables and pictures.
 
     python benchmarks/figures.py [--check]
 
-A number stands between two marks that no reader sees, <!--=FILE; KEY; KEY; FORMAT-->1,620<!--/-->: the file in
-benchmarks/results, the way to the value in it, or in what derived.py makes of it, and how it is written, as Python's
-format has it. `--check` writes nothing, and fails with the list of what is not what the results say.
+A table stands between two marks, <!--=FILE; NAME; table--> and <!--/-->, each alone on its line (tables.py says how to
+add one). Inside a block that is indented, marks and table are indented as well. `--check` writes nothing and fails with
+the list of what differs from benchmarks/results.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pictures
-import results_page
+import tables
 from derived import document
 
 ROOT = Path(__file__).parents[1]
-MARK = re.compile(r"<!--=\s*(.+?)\s*-->(.*?)<!--/-->", re.DOTALL)
+MARK = re.compile(r"(^ +)?<!--=\s*(.+?)\s*-->(.*?)<!--/-->", re.DOTALL | re.MULTILINE)
 FORMAT = re.compile(r"[+]?,?(\.\d+)?[f%g]?")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say what is not up to date")
+    parser.add_argument("--check", action="store_true", help="only report what is not up to date")
     check = parser.parse_args().check
-    old = [*numbers(check), *page(check), *pictures.draw_all(check)]
-    print("\n".join(old) or "all figures are what the results say")
+    old = [*numbers(check), *pictures.draw_all(check)]
+    print("\n".join(old) or "all figures agree with the results")
     if check and old:
-        sys.exit("figures that are not what benchmarks/results says: run `make figures`")
+        sys.exit("figures differ from benchmarks/results: run `make figures`")
 
 
 def marked() -> list[Path]:
@@ -42,31 +43,39 @@ def marked() -> list[Path]:
 
 
 def numbers(check: bool) -> Iterator[str]:
-    """What changes between the marks of all pages, as told; written unless only checked."""
+    """The changes between the marks of all pages, which are written unless `check`."""
     for path in marked():
         text = path.read_text()
-        for source, shown in MARK.findall(text):
-            if shown != figure(source):
-                yield f"{path.relative_to(ROOT)}: {shown} is now {figure(source)} ({source})"
+        for indent, source, shown in MARK.findall(text):
+            if shown != filled(source, indent):
+                yield changed(path, source, shown, filled(source, indent))
         if not check:
             path.write_text(renewed(text))
 
 
+def changed(path: Path, source: str, old: str, new: str) -> str:
+    """A line that says what changes; of a table only the rows that are new."""
+    rows = [row for row in new.splitlines() if row.strip() and row not in old.splitlines()]
+    what = f"{old} is now {new}" if "\n" not in new else "\n  ".join(["the table changes:", *(rows or ["fewer rows"])])
+    return f"{path.relative_to(ROOT)}: {what} ({source})"
+
+
 def renewed(text: str) -> str:
     """A page whose marks hold what the results say."""
-    return MARK.sub(lambda match: f"<!--={match[1]}-->{figure(match[1])}<!--/-->", text)
+    return MARK.sub(lambda match: f"{match[1] or ''}<!--={match[2]}-->{filled(match[2], match[1] or '')}<!--/-->", text)
 
 
-def page(check: bool) -> Iterator[str]:
-    if results_page.PAGE.read_text() != results_page.page():
-        yield f"{results_page.PAGE.relative_to(ROOT)} is another now"
-        if not check:
-            results_page.PAGE.write_text(results_page.page())
+def filled(source: str, indent: str) -> str:
+    """What stands between two marks; a table has the indent of its marks."""
+    found = figure(source)
+    return textwrap.indent(found, indent) + indent if "\n" in found else found
 
 
 def figure(source: str) -> str:
     """`FILE; KEY; ...; FORMAT` as it is printed: with a typographic minus, and a space before %."""
     file, *keys = source.split("; ")
+    if keys[-1:] == ["table"] and (found := tables.find(file, "; ".join(keys[:-1]))) is not None:
+        return f"\n\n{found}\n\n"
     spec = keys.pop() if keys and FORMAT.fullmatch(keys[-1]) else ""
     value: Any = document(file)
     for key in keys:

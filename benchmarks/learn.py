@@ -1,6 +1,7 @@
 """The learning matrix: recipes and their variants over seeds, reported as k of n solved.
 
     python benchmarks/learn.py [--seeds 5] [--only cartpole] [--jobs 1] [--out benchmarks/results/learn.json]
+    python benchmarks/learn.py --commands [--only cartpole]
 
 A run counts as solved when the mean of 20 fresh greedy episodes of its best policy, played after training, reaches the
 threshold within the recipe's step budget. Rows are saved as they come; runs already in OUT are not repeated.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import socket
 import statistics
 import subprocess
@@ -171,6 +173,13 @@ def train_apart(name: str, seed: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def command_of(name: str) -> str:
+    """The command that trains a row. A fleet whose only actor joins needs that actor as well."""
+    recipe, _, words = MATRIX[name]
+    joining = "actors=1 --no-local-actors --listen 127.0.0.1:4440 --token-file token"
+    return " ".join(["qfleet train", recipe, *(joining if word == JOINED else shlex.quote(word) for word in words)])
+
+
 def report(rows: dict[str, list[dict]]) -> str:
     lines, width = [], max(len(name) for name in rows)
     for name, runs in rows.items():
@@ -188,7 +197,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/learn.json"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--one", nargs=2, metavar=("ROW", "SEED"), help="train only this, and print what came of it")
+    parser.add_argument("--commands", action="store_true", help="print the command of each row, and train nothing")
     args = parser.parse_args()
+    if args.commands:
+        print("\n".join(f"{name}: {command_of(name)}" for name in args.only))
+        return
     if args.one:
         recipe, goal, overrides = MATRIX[args.one[0]]
         print(json.dumps(train(recipe, goal, overrides, int(args.one[1]))))

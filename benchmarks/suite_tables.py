@@ -1,18 +1,19 @@
-"""The records of suite.py as a ranking and as the table of docs/benchmarks.md."""
+"""The records of suite.py as a ranking and as the table of docs/results.md."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from suite_cells import tasks
+from tables import markdown
 
 Record = dict[str, Any]
-COLUMNS = {"default": "qfleet default", "recipe": "packaged recipe", "sb3": "SB3 default", "sb3-zoo": "SB3 tuned"}
+COLUMNS = {"default": "qfleet default", "recipe": "qfleet recipe", "sb3": "SB3 default", "sb3-zoo": "SB3 tuned"}
 
 
 def read(path: Path) -> list[Record]:
@@ -97,8 +98,8 @@ def ranking(records: Sequence[Record], chosen: Sequence[str] | None = None) -> s
     found = groups(records)
     names = in_order(task for task, _ in found)
     contenders = list(chosen or dict.fromkeys(contender for _, contender in found))
-    lines = [row(["task", *contenders])]
-    lines += [row([name, *(cell(found.get((name, each))) for each in contenders)]) for name in names]
+    lines = [padded(["task", *contenders])]
+    lines += [padded([name, *(cell(found.get((name, each))) for each in contenders)]) for name in names]
     common = [name for name in names if all((name, each) in found for each in contenders)
               and found[name, contenders[0]].judged]
     reasons = {(record["task"], record["contender"]): record["reason"] for record in records
@@ -122,7 +123,7 @@ def place(contender: str, names: Sequence[str], found: dict[tuple[str, str], Gro
     return (-statistics.fmean(group.share for group in rows), statistics.fmean(group.effort for group in rows))
 
 
-def row(cells: Sequence[str]) -> str:
+def padded(cells: Sequence[str]) -> str:
     return "  ".join(f"{text:<28}" for text in cells).rstrip()
 
 
@@ -140,34 +141,44 @@ def cell(group: Group | None) -> str:
 
 def table(records: Sequence[Record]) -> str:
     """The table of the documentation: Markdown with a row for each task."""
+    return markdown(rows(records))
+
+
+def rows(records: Sequence[Record]) -> Iterator[Sequence[str]]:
+    """Header and rows of the table: solved seeds, median score and median CPU time of each contender."""
     found = groups(records)
-    missing = {"absent": "none", "failed": "failed"}
+    missing = {"absent": "–", "failed": "failed"}
     without = {(record["task"], record["contender"]): missing[record["status"]] for record in records
                if record["status"] in missing}
-    lines = ["| task | steps | threshold | " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * (len(COLUMNS) + 3)]
+    yield "task", "steps", "threshold", *COLUMNS.values()
     for name in in_order(task for task, contender in found if contender in COLUMNS):
         shown = {contender: found.get((name, contender)) for contender in COLUMNS}
-        cells = [entry(group) if group else without.get((name, contender), "not run")
-                 for contender, group in shown.items()]
-        lines.append(f"| {name} | {facts([group for group in shown.values() if group])} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        yield name, *facts([group for group in shown.values() if group]), *(
+            entry(group) if group else without.get((name, contender), "not run")
+            for contender, group in shown.items())
 
 
-def facts(shown: Sequence[Group]) -> str:
+def facts(shown: Sequence[Group]) -> tuple[str, str]:
     """Steps and threshold of a task, as its records have them."""
     steps = sorted({run["settings"]["total_steps"] for group in shown for run in group.runs})
     thresholds = {run["settings"]["threshold"] for group in shown for run in group.runs} - {None}
-    return f"{', '.join(f'{each:,}' for each in steps)} | {', '.join(short(each) for each in thresholds) or '-'}"
+    return ", ".join(f"{each:,}" for each in steps), ", ".join(short(each) for each in thresholds) or "–"
 
 
 def entry(group: Group) -> str:
-    """A cell of the table: solved seeds, median score, median steps to the threshold, median CPU seconds."""
+    """A cell of the table: solved seeds, in bold if all are, median score, median CPU time."""
     if not group.done:
         return f"0 of {len(group.runs)}, failed"
-    parts = [f"**{group.solved} of {len(group.runs)}**" if group.judged else group.seeds,
-             short(group.median("score")), *([f"{group.steps:,.0f} steps"] if group.steps else []),
-             f"{group.median('cpu_s'):,.0f} s"]
-    return ", ".join(parts)
+    solved = f"{group.solved} of {len(group.runs)}"
+    mark = "**" if group.solved == len(group.runs) else ""
+    first = f"{mark}{solved}{mark}" if group.judged else group.seeds
+    return f"{first}, {short(group.median('score'))}, {duration(group.median('cpu_s'))}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds or minutes, which are not broken over two lines."""
+    text = f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def short(value: float) -> str:
@@ -175,8 +186,3 @@ def short(value: float) -> str:
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
     text = f"{value:,.{digits}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−")
-
-
-def document(records: Sequence[Record]) -> dict[str, str]:
-    """What marks of the pages can show of suite.jsonl."""
-    return {"table": f"\n\n{table(records)}\n\n"}

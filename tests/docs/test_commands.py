@@ -6,7 +6,6 @@ This is the dry run of what is too long, too large or too far away to be run by 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import runpy
@@ -15,13 +14,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bench
-import evidence
 import pytest
+from doc_pages import unfolded
 
 from qfleet.cli.commands import MOVED, find_command, parse
 from qfleet.cli.options import fleet_overrides
@@ -56,7 +54,7 @@ LAUNCHER = re.compile(r"^(?:\w+=\S+ )*(?:taskset -c \S+ )?(?:torchrun .*?-m |sru
 
 def spoken(text: str) -> Iterator[str]:
     """What stands after a `$` in blocks, and inline code, on one line each and without comments and pipes."""
-    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    joined = re.sub(r"\s*\\\n\s*", " ", unfolded(text))
     plain = re.sub(r"^```.*?^```", "", joined, flags=re.M | re.S)
     inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", plain)]
     for line in [*re.findall(r"^(?:    )?\$ (.*)$", joined, re.M), *inline]:
@@ -113,37 +111,8 @@ def check(line: str) -> None:
     resolution.resolve(source[0], given)
 
 
-def stored(value: Any) -> Iterator[str]:
-    """Every command in a document of benchmarks/results, at any depth."""
-    if isinstance(value, Mapping):
-        found = value.get("command")
-        yield from [found] if isinstance(found, str) else found if isinstance(found, list) else []
-        for inner in value.values():
-            yield from stored(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from stored(inner)
-
-
-def documents() -> Iterator[Any]:
-    for path in sorted((ROOT / "benchmarks/results").rglob("*.json*")):
-        text = path.read_text()
-        yield from map(json.loads, text.splitlines() if path.suffix == ".jsonl" else [text])
-
-
-STORED = {command for document in documents() for command in stored(document)}
-"""Commands of benchmarks/results. They are data of the commit that was measured, and may have changed since."""
-
-
-OLD = evidence.old_commands()
-"""Commands of runs that qfleet 0.1 recorded, with its keys; results.md says of each row by which version it was."""
-
-
 def exempt(page: str, line: str) -> bool:
-    """Whether a command is not one of this version: of the data that results.md is written from, or a verb of an
-    earlier version in the changelog."""
-    if page == "results.md":
-        return line in STORED | OLD
+    """Whether a command may be one of an earlier version: the changelog names verbs that have become scripts."""
     return page == "CHANGELOG.md" and line.split()[:2] in [["qfleet", verb] for verb in MOVED]
 
 
@@ -169,7 +138,7 @@ def test_commands_are_taken(line, examples):
 
 
 def test_there_are_commands():
-    assert len(SHOWN) > 150 and sum("migration.md" in param.id for param in SHOWN) > 30
+    assert len(SHOWN) > 150 and sum("migration.md" in param.id or "sources.md" in param.id for param in SHOWN) > 30
 
 
 @pytest.mark.parametrize("line", ["qfleet trian cartpole", "qfleet train cartpole agent.n_stp=3",
@@ -182,26 +151,9 @@ def test_a_wrong_command_is_found(line, examples):
         check(line)
 
 
-def test_only_stored_commands_and_the_past_are_exempt():
-    assert "benchmarks/fast_speed.py check" in STORED and any(line.startswith("qfleet bench ") for line in STORED)
-    assert exempt("results.md", "benchmarks/fast_speed.py check") and not exempt("results.md", "benchmarks/new.py")
-    assert not exempt("fast.md", "benchmarks/fast_speed.py check")
+def test_only_verbs_of_the_past_are_exempt():
     assert exempt("CHANGELOG.md", "qfleet bench pong") and not exempt("cli.md", "qfleet bench pong")
     assert not exempt("CHANGELOG.md", "qfleet trian pong")
-
-
-def test_commands_that_0_1_recorded_are_exempt_and_told_as_that():
-    page = (ROOT / "docs/results.md").read_text()
-    rows = [line for line in page.splitlines() if any(f"`{command}` |" in line for command in OLD)]
-    assert len(rows) >= len(OLD) > 10 and all("| 0.1 |" in row for row in rows)
-    assert "recorded with qfleet 0.1 use the keys of that version" in " ".join(page.split())
-    [old] = [line for line in OLD if line.startswith("qfleet train iqn ")]
-    assert exempt("results.md", old) and not exempt("values.md", old) and not exempt("results.md", f"{old} seed=1")
-    run = {"settings": ["iqn", "agent.n_step=3", "actors=2", "run.name=x"]}
-    assert evidence.version_of(run) == "0.1" and evidence.version_of(run | {"version": "0.2.0"}) == "0.2.0"
-    assert evidence.command_of(run) == "qfleet train iqn agent.n_step=3 actors=2", "as it was recorded"
-    assert evidence.in_new_keys(run)[1:3] == ("agent.n_step=3", "env.groups=2")
-    assert evidence.in_new_keys(run | {"version": "0.2.0"})[1:3] == ("agent.n_step=3", "actors=2")
 
 
 def test_commands_are_found_in_every_form():

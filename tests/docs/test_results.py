@@ -1,4 +1,4 @@
-"""docs/results.md is what the committed results say."""
+"""The tables of docs/results.md and docs/benchmarks.md show wins and losses of the committed results."""
 
 from __future__ import annotations
 
@@ -13,81 +13,81 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def writer(monkeypatch):
+def results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import results_page
+    import tables_results
 
-    return results_page
-
-
-def test_losses_are_told_as_well(writer):
-    [goal, solved, steps, score, command] = writer.cells("cartpole", [
-        {"mean_reward": 500.0, "steps": 1000}, {"mean_reward": 480.0, "steps": 3000},
-        {"mean_reward": 12.5, "steps": 50000}])
-    assert (goal, solved, steps, score) == ("475", "2 of 3", "2,000", "330.8 (12.5)")
-    assert command == "`qfleet train cartpole`"
-    assert writer.cells("cartpole", [{"mean_reward": 9.0, "steps": 1}])[1:3] == ["0 of 1", "-"]
-    assert writer.cells("a row that is gone", [{"mean_reward": 1.0, "steps": 1}])[-1] == "a row of an earlier matrix"
+    return tables_results
 
 
-def test_every_published_row_finds_ours_or_says_that_there_is_none(writer):
-    text = "\n".join(writer.published())
-    assert "| `rainbow` with other settings: C51, double, dueling, noisy, 3 steps, prioritised | 950,022 | 1 |" in text
-    assert "(worst 5,419) | `halfcheetah`: TD3, 1 step, LayerNorm, bf16 | 100,000 | 3 |" in text
-    assert "| `pong` with other settings: DQN, double, dueling, 3 steps, fp32 |" in text
-    assert writer.ours(None) == writer.ours(["gone.json", "x"]) == ["not run yet", "-", "-", "-"]
-    assert writer.runs_of("precision.json", "fp32")[0][1] <= 600_022
+@pytest.fixture
+def speed(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables_speed
+
+    return tables_speed
 
 
-def test_every_file_says_how_it_was_made(writer):
-    lines = [line for line in writer.made() if line.startswith("| [")]
-    assert len(lines) >= 10 and all("`python benchmarks/" in line and "torch" in line for line in lines)
-    assert all(re.search(r"\| (not recorded|[0-9a-f]{7,}\+?)(, (not recorded|[0-9a-f]{7,}\+?))* \|$", line)
-               for line in lines)
+def rows_of(found):
+    """Rows by their first cell, without the header."""
+    _, *rows = found
+    return {row[0]: tuple(row[1:]) for row in rows}
 
 
-def test_the_commit_of_a_row_is_not_guessed_from_that_of_another(writer, monkeypatch):
+def test_a_row_shows_seeds_that_missed_the_threshold(results):
+    found = [{"mean_reward": score, "steps": steps, "seconds": seconds}
+             for score, steps, seconds in ((500.0, 1000, 30.0), (480.0, 3000, 40.0), (12.5, 50000, 600.0))]
+    assert results.outcome("cartpole", found) == ("2 of 3", "2,000", "331 (12.5)", "40\N{NO-BREAK SPACE}s")
+    assert results.outcome("cartpole", found[2:]) == ("0 of 1", "–", "12.5", "10\N{NO-BREAK SPACE}min")
+    assert results.outcome("cartpole", found[:1]) == ("**1 of 1**", "1,000", "500", "30\N{NO-BREAK SPACE}s")
+
+
+def test_every_row_of_the_matrix_is_in_a_table(results):
+    matrix = results.read("learn.json")
+    small = sum(name.startswith("catch ") and name.split()[1] in results.TORSOS for name in matrix["rows"])
+    control = sum(name.startswith("pendulum") for name in matrix["rows"])
+    toy, ways = rows_of(results.toy(matrix)), rows_of(results.topologies(matrix))
+    assert len(toy.keys() | ways.keys()) + small + control == len(matrix["rows"])
+    assert "2 of 5" in ways["cartpole server outliers"]
+    heads = rows_of(results.pixels(matrix))
+    assert sum(int(networks) for networks, *_ in heads.values()) == small
+
+
+def test_runs_of_pong_are_listed_with_the_published_score_of_their_agent(results):
+    document = results.read("pong_family.json")
+    game = {"mean_reward": 19.0, "episodes": 30}
+    run = {"steps": 10, "seconds": 60.0, "training": [[5, -20.5]], "curve": []}
+    rows = rows_of(results.pong({"rows": {"c51": run | {"games": game}, "c51 (other)": run, "agent57 (slow)": run}}))
+    assert rows["c51"] == ("**1 of 1**", "10", "1.0", "19", "20.9 (Bellemare et al. 2017, 50M)")
+    assert "c51 (other)" not in rows, "there is a run with the current settings"
+    assert rows["agent57 (slow)"] == ("0 of 1", "10", "1.0", "−20.5 in training", "–")
+    assert rows["pong, bf16"][0] == "1 of 3" and len(rows_of(results.pong(document))) >= 14
+
+
+def test_published_scores_are_those_of_rows_that_exist(results):
     import evidence
 
-    def told(rows, **machine):
-        monkeypatch.setattr(evidence, "read", lambda file: {"rows": rows, "machine": machine})
-        return evidence.commits_of("x.json")
-
-    assert told({"a": {}, "b": [{}, {}]}, commit="abc1234") == "abc1234"
-    assert told({"a": {}}) == told({"a": {}}, commit=None) == "not recorded"
-    assert told({"a": {}, "b": [{"commit": "abc1234+"}] * 2}, commit="abc1234+") == "not recorded, abc1234+"
+    for row in results.PUBLISHED:
+        file, name = row["ours"]
+        assert name in evidence.names_of(file), row
+    assert results.published("hopper.json", "qfleet_td3") == "3,564 (Fujimoto et al. 2018, 1M)"
+    assert results.published("hopper.json", "nothing") == "–"
 
 
-def test_every_recipe_is_listed_with_its_evidence_or_its_lack(writer, monkeypatch):
-    import evidence
-
-    lines = {re.match(r"\| \[`([\w-]+)`\]", line)[1]: line for line in writer.recipes() if line.startswith("| [")}
-    assert list(lines) == recipe_names()
-    assert "5 of 5 runs reached 475" in lines["cartpole"] and "(40 + 80): -21 after" in lines["r2d2"]
-    trained = {row.recipe for row in evidence.rows()}
-    assert {name for name, line in lines.items() if writer.IDLE in line} == set(lines) - trained
+def test_every_recipe_is_named_once(results):
+    named = [name for _, names in list(results.recipes({}))[1:] for name in re.findall(r"`([\w-]+)`", names)]
+    assert sorted(named) == sorted(recipe_names())
     assert 'parametrize("name", recipe_names())' in (ROOT / "tests/system/test_recipes_run.py").read_text()
 
 
-def test_a_new_row_of_pong_appears_by_itself(writer, monkeypatch):
-    import evidence
-
-    data = evidence.read("pong_family.json")
-    new = {"steps": 10, "updates": 1, "curve": [], "training": [], "settings": ["c51", "agent.n_step=3", "run.name=x"],
-           "commit": "abc1234", "version": "0.2.0"}
-    changed = data | {"rows": data["rows"] | {"c51": new}}
-    read = evidence.read
-    for module in (evidence, writer):
-        monkeypatch.setattr(module, "read", lambda file: changed if file == "pong_family.json" else read(file))
-    lines = list(writer.pong())
-    assert len([line for line in lines if line.startswith("| ")]) == 1 + len(changed["rows"])
-    row = "| c51 | C51, 3 steps | 10 | 1 | never evaluated | 0.2.0 | abc1234 | `qfleet train c51 agent.n_step=3` |"
-    assert row in lines
-    assert any(line.startswith("| btr (cut off) | ") and "never evaluated; training returned" in line for line in lines)
-    assert any("c51: was not evaluated" in line for line in writer.recipes())
+def test_every_file_of_the_page_has_its_machine(results):
+    shown = re.findall(r"results/([\w.]+)\)", "".join(files for *_, files in list(results.machines({}))[1:]))
+    assert sorted(shown) == sorted(results.FILES)
+    marked = set(re.findall(r"<!--=([\w.]+);", (ROOT / "docs/results.md").read_text()))
+    assert marked <= set(results.FILES), "a table whose machine is not named"
 
 
-def test_settings_that_say_what_the_recipe_says_are_left_out():
+def test_settings_of_the_recipe_do_not_count_as_changed():
     import evidence
 
     settings = ("cartpole", "agent.n_step=3", "env.lanes=4", "run.name=x", "checkpoint.keep=1", "eval.episodes=7")
@@ -96,7 +96,7 @@ def test_settings_that_say_what_the_recipe_says_are_left_out():
     assert evidence.changed(("atari", "env.id=PongNoFrameskip-v4")) == ["env.id=PongNoFrameskip-v4"]
 
 
-def test_settings_that_0_1_recorded_are_read_with_the_keys_of_this_version(writer):
+def test_settings_recorded_by_0_1_are_read_with_the_keys_of_this_version():
     import evidence
     import old_keys
 
@@ -110,7 +110,43 @@ def test_settings_that_0_1_recorded_are_read_with_the_keys_of_this_version(write
                for name in ("n=5, 8 actors", "Gorila, 3 clients")}
     assert [(each.actors, each.learners, each.sync) for each in configs.values()] == [
         (8, 1, "none"), (0, 3, "server")]
+    run = {"settings": ["iqn", "agent.n_step=3", "actors=2"]}
+    assert evidence.in_new_keys(run) == ("iqn", "agent.n_step=3", "env.groups=2")
+    assert evidence.in_new_keys(run | {"version": "0.2.0"}) == ("iqn", "agent.n_step=3", "actors=2")
 
 
-def test_a_row_that_was_trained_twice_says_so(writer):
-    assert writer.page().count("| pendulum d4pg | ") == writer.page().count("| pendulum d4pg, an earlier time | ") == 1
+def test_commands_of_the_matrix_are_printed(capsys, monkeypatch):
+    import learn
+
+    monkeypatch.setattr("sys.argv", ["learn.py", "--commands", "--only", "cartpole", "catch pixels"])
+    learn.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "cartpole: qfleet train cartpole",
+        "catch pixels: qfleet train catch 'env.kwargs={pixels: true, side: 12}' learner.precision=fp32"]
+
+
+def test_peers_stand_beside_qfleet_with_the_ratio(speed):
+    results = [{"who": who, "name": name, "median": {"per_cpu_s": rate}} for who, name, rate in (
+        ("qfleet", "qfleet, 1 lane", 3000.0), ("sb3", "sb3, 1 lane", 1000.0), ("tianshou", "tianshou, 1 lane", 2000.0))]
+    ratio = {f"qfleet, 1 lane / {peer}, 1 lane": {"per_cpu_s": value}
+             for peer, value in (("sb3", 3.0), ("tianshou", 1.5))}
+    rows = rows_of(speed.peers({"w": {"results": results, "ratio": {"w": ratio}}}))
+    assert rows == {"`w`, 1 lane": ("3,000", "1,000", "3.00", "2,000", "1.50")}
+
+
+def test_sections_of_an_update_are_summed_with_their_common_factor(speed):
+    parts = [{"name": name, "cpu_ms": spent, "distance": distance} for name, spent, distance in (
+        ("forward, loss", 6.0, 3.0), ("backward", 4.0, 2.0), ("sample", 1.0, None), ("publish", 0.5, 9.0))]
+    rows = rows_of(speed.profile({"profile": {"w": {"parts": parts}}}))
+    assert rows["forward, loss, backward"] == ("10.00 (2.5 ×)",), "ten milliseconds instead of four"
+    assert rows["sample"] == ("1.00",) and rows["optimizer"] == ("–",) and rows["everything else"] == ("0.50",)
+
+
+def test_the_ends_of_each_axis_stand_below_the_base(speed):
+    import cost
+
+    rows = rows_of(speed.gpu_costs({"results": [wish | {"updates_per_s": 100.0, "gpu_mb": 2000.0}
+                                                for wish, _ in cost.gpu_cells(list(speed.AXES))]}))
+    assert list(rows) == ["base", "lanes: 1", "lanes: 256", "batch: 32", "batch: 4,096", "replay: 10,000",
+                          "replay: 10,000,000"]
+    assert rows["base"] == ("–", "100", "2.0")
