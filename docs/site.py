@@ -32,13 +32,9 @@ def on_config(config):
     return config
 
 
-def on_page_markdown(markdown, page, **_):
+def on_page_content(content, page, **_):
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # which would list this page only
-    return markdown
-
-
-def on_page_content(content, **_):
     return CELL.sub(with_whole_words, BLOCK.sub(with_copied_text, content))
 
 

@@ -89,8 +89,9 @@ def broken(site: Path) -> list[str]:
 
 
 def documents() -> list[str]:
-    """Every page below docs/, decisions included, without its ending."""
-    return [str(path.relative_to(ROOT).with_suffix("")) for path in (ROOT / "docs").rglob("*.md")]
+    """Every page below docs/ and every page of the project but README, without its ending."""
+    paths = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    return [str(path.relative_to(ROOT).with_suffix("")) for path in paths if path != ROOT / "README.md"]
 
 
 def copied_blocks(text: str) -> list[tuple[str, str]]:
@@ -122,7 +123,8 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_there(site):
-    assert {path.parent for path in site.glob("docs/**/index.html")} == {site / page for page in documents()}
+    built = {path.parent for path in site.rglob("index.html")} - {site, site / "examples"}
+    assert built == {site / page for page in documents()}
     assert "deep Q-learning" in (site / "index.html").read_text()
 
 
