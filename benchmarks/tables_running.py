@@ -72,24 +72,30 @@ def gpu_peers(data: dict[str, Any]) -> Iterator[Row]:
 
 @table("fast_speed.jsonl", "pong")
 def pong(data: Records) -> Iterator[Row]:
-    """All runs of the recipe `pong-fast` as it is now, to the end of which they were trained."""
-    yield "seed", "seconds", "environment steps", "evaluation", "30 further games"
-    for one in data:
-        if one["kind"] == "pong" and not one["set"] and "commit" in one and isinstance(one.get("games"), dict):
-            _, step, score, *_ = one["judged"][-1]
-            yield (str(one["seed"]), number(one["solved_s"]), step, number(score, 1),
-                   number(one["games"]["mean_reward"], 1))
+    """All runs of the recipe `pong-fast` as it is now that reached the score."""
+    runs = [one for one in data if one["kind"] == "pong" and not one["set"] and "commit" in one
+            and isinstance(one.get("games"), dict)]
+    yield f"{len(runs)} runs", "least", "median", "most"
+    yield "seconds", *map(number, ends([one["solved_s"] for one in runs]))
+    yield "environment steps", *map(number, ends([one["judged"][-1][1] for one in runs]))
+    yield ("mean score of 30 further games",
+           *(number(score, 1) for score in ends([one["games"]["mean_reward"] for one in runs])))
 
 
 @table("fast_speed.jsonl", "eight samples per step")
 def eight_times(data: Records) -> Iterator[Row]:
     """Runs that draw every step eight times, with the acting that there is now."""
     found = derived.gpu(data)["eight times"]["now"]
-    yield "", "least", "median", "most"
+    yield f"{found['runs']} runs", "least", "median", "most"
     for label, name, form in (("environment steps per second", "rate", number),
                               ("share of the bare emulators' speed", "share", percent),
                               ("minutes for 200 million frames", "minutes", number)):
         yield label, *(form(found[f"{which} {name}"]) for which in ("least", "median", "most"))
+
+
+def ends(values: list[float]) -> tuple[float, float, float]:
+    """Minimum, median and maximum."""
+    return min(values), statistics.median(values), max(values)
 
 
 # ---- Several learners ----
