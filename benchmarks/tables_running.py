@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-import derived
 import learn
 import spread
 import sweep
@@ -19,6 +18,7 @@ Row = tuple[Cell, ...]
 Records = list[dict[str, Any]]
 PLAIN = ("agent.norm=none", "replay.alpha=0.6")
 """Settings of the prioritised agent without LayerNorm."""
+FRAMES_PER_STEP = 4
 
 
 def newest(records: Records, **wanted: Any) -> dict[str, Any]:
@@ -85,12 +85,13 @@ def pong(data: Records) -> Iterator[Row]:
 @table("fast_speed.jsonl", "eight samples per step")
 def eight_times(data: Records) -> Iterator[Row]:
     """Runs that draw every step eight times, with the acting that there is now."""
-    found = derived.gpu(data)["eight times"]["now"]
-    yield f"{found['runs']} runs", "least", "median", "most"
-    for label, name, form in (("environment steps per second", "rate", number),
-                              ("share of the bare emulators' speed", "share", percent),
-                              ("minutes for 200 million frames", "minutes", number)):
-        yield label, *(form(found[f"{which} {name}"]) for which in ("least", "median", "most"))
+    runs = [one for one in data if one["kind"] == "acting" and "commit" in one
+            and {"replay.samples_per_insert=8", "learner.batch_size=512"} <= set(one["set"])]
+    rates = [one["steps_per_s"] for one in runs]
+    yield f"{len(runs)} runs", "least", "median", "most"
+    yield "environment steps per second", *map(number, ends(rates))
+    yield "share of the bare emulators' speed", *map(percent, ends([one["share"] for one in runs]))
+    yield "minutes for 200 million frames", *map(number, ends([200e6 / FRAMES_PER_STEP / rate / 60 for rate in rates]))
 
 
 def ends(values: list[float]) -> tuple[float, float, float]:
@@ -125,16 +126,6 @@ def efficiency(data: dict[str, Any]) -> Iterator[Row]:
         yield label, number(found["alone"]), number(found["ranks"]), number(found["efficiency"], 2)
 
 
-@table("staleness.json", "compensation")
-def compensation(data: dict[str, Any]) -> Iterator[Row]:
-    yield "gradients", "solved", "median updates"
-    for label, name in (("in time", "in time"), ("8 updates late", "asgd"),
-                        ("8 updates late, `constant`, λ = 0.04", "dc-asgd constant 0.04"),
-                        ("8 updates late, `adaptive`, λ = 2", "dc-asgd adaptive 2")):
-        found = data["summary"][name]
-        yield label, f"{found['solved']} of {found['of']}", number(found["median_updates"])
-
-
 @table("spread.json", "actors")
 def actors(data: dict[str, Any]) -> Iterator[Row]:
     yield from spreads(data, "actors")
@@ -162,8 +153,9 @@ def batches(data: dict[str, Any]) -> Iterator[Row]:
 
 
 def swept(data: dict[str, Any], label: str, rate: str, rate_label: str) -> Iterator[Row]:
+    """Every second value; the pictures show all."""
     yield label, "solved", "steps to solve", "CPU s to solve", rate_label
-    for value, runs in data["rows"].items():
+    for value, runs in list(data["rows"].items())[::2]:
         found = sweep.summary(runs)
         yield value, found["solved"], number(found["steps_to"]), number(found["cpu_s_to"], 1), number(found[rate])
 
