@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ["*.md", "CITATION.cff", "Dockerfile", "LICENSE", "docs/*.md", "docs/decisions/*.md", "docs/assets/*",
+PARTS = ["*.md", "CITATION.cff", "Dockerfile", "LICENSE", "docs/*.md", "docs/*/*.md", "docs/assets/*",
          "examples/**/*.*", "benchmarks/*.py", "benchmarks/*.yaml", "benchmarks/results/**/*.*", "qfleet/**/*.py",
          "qfleet/recipes/*.yaml"]
 LONG_CELL = 40
