@@ -39,7 +39,7 @@ from qfleet.interface.scoring import EvalResult, check_protocol, evaluate_policy
 from qfleet.interface.trained_agent import TrainedAgent
 from qfleet.interface.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.launch import allreduce_run, attempt, driver
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto, run_threads, training_device
 from qfleet.runconfig.build import make_env, with_step_limit
@@ -59,7 +59,14 @@ __all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """One step of a rollout: the rendered frame after it, the unclipped reward, and True if the episode ended."""
+    """One step of a rollout.
+
+    Attributes:
+        frame: Image [H, W, 3] after the step; None without rendering.
+        reward: Unclipped reward.
+        episode: Index of the episode.
+        done: True if the episode has ended.
+    """
 
     frame: np.ndarray | None
     reward: float
@@ -137,7 +144,7 @@ def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | Non
         UserError: There is no such run, an override is not allowed, or the run is not trusted.
 
     Example:
-        >>> qfleet.resume("runs/my-run", total_steps=200_000)
+        >>> result = qfleet.resume("runs/my-run", total_steps=200_000)
     """
     receivers = check_sinks(sinks)
     directory, config = changed_config(run, overrides, root, trust, env, wrappers, settings)
@@ -222,7 +229,9 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
         torch.OutOfMemoryError: The GPU does not have enough memory.
 
     Example:
-        >>> qfleet.evaluate("runs/my-run", episodes=100).mean_reward
+        >>> result = qfleet.evaluate("runs/my-run", episodes=100)
+        >>> print(f"{result.mean_reward:.0f} ± {result.standard_error:.0f}")
+        ... ± ...
     """
     check_protocol(episodes, lanes, epsilon, seed)
     try:
@@ -338,8 +347,8 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
         ExportError: The file cannot be written, or computes something else than the policy.
 
     Example:
-        >>> qfleet.export("runs/my-run", "my-policy")
-        >>> qfleet.export("runs/my-run", "my-policy.onnx")
+        >>> path = qfleet.export("runs/my-run", "my-policy")
+        >>> path = qfleet.export("runs/my-run", "my-policy.onnx")
     """
     out = Path(out)
     chosen = chosen_format(out, format)

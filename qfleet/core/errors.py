@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Invalid input. The message names the value and the remedy; shown without traceback, exit code 2."""
+    """Invalid input. The message names the value and the remedy. The command line shows no traceback, exit code 2.
+
+    Example:
+        >>> qfleet.train("cartpole", learner=dict(batch_sise=64))
+        Traceback (most recent call last):
+        qfleet.core.errors.UserError: keyword arguments: learner.batch_sise: unknown key; did you mean ...
+    """
 
 
 class EnvFault(Exception):

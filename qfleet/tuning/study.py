@@ -99,7 +99,7 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
 
     Example:
         >>> result = qfleet.tune("cartpole", space={"learner.learning_rate": "1e-4..1e-2:log"}, trials=20, jobs=4)
-        >>> qfleet.train(result.best_recipe)
+        >>> trained = qfleet.train(result.best_recipe)
     """
     require_optuna()
     _require_counts(trials=trials, jobs=jobs, seeds_per_trial=seeds_per_trial)
