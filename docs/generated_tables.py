@@ -63,14 +63,13 @@ def options(name: str) -> str:
     for action in make_parser(command)._actions:
         if action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS:
             text, _, default = str(action.help).partition(" (default: ")
-            text += f": {' or '.join(action.choices)}" if action.choices else ""
             rows.append(f"| {_option(action)} | {_code(default.removesuffix(')'))} | {_cell(text)} |")
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
 
 
 def _option(action: argparse.Action) -> str:
-    value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
-    return ", ".join(f"`{option}{value}`" for option in action.option_strings)
+    value = "|".join(action.choices or [action.metavar or action.dest.upper()])
+    return ", ".join(f"`{option}`" if action.nargs == 0 else f"`{option} {value}`" for option in action.option_strings)
 
 
 def _code(text: str) -> str:

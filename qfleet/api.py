@@ -102,7 +102,7 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
     Raises:
         UserError: The configuration is invalid, or the run directory exists or cannot be written.
 
-    Example:
+    Examples:
         >>> result = qfleet.train("cartpole", seed=3, total_steps=20_000, learner=dict(batch_size=64))
         >>> result = qfleet.train(env=MyEnv, wrappers=[(Scale, {"factor": 0.5})], progress=True)
     """
@@ -143,7 +143,7 @@ def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | Non
     Raises:
         UserError: There is no such run, an override is not allowed, or the run is not trusted.
 
-    Example:
+    Examples:
         >>> result = qfleet.resume("runs/my-run", total_steps=200_000)
     """
     receivers = check_sinks(sinks)
@@ -228,10 +228,9 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
         UserError: An argument is out of range, or there is no such run or checkpoint.
         torch.OutOfMemoryError: The GPU does not have enough memory.
 
-    Example:
+    Examples:
         >>> result = qfleet.evaluate("runs/my-run", episodes=100)
-        >>> print(f"{result.mean_reward:.0f} ± {result.standard_error:.0f}")
-        ... ± ...
+        >>> mean, error = result.mean_reward, result.standard_error
     """
     check_protocol(episodes, lanes, epsilon, seed)
     try:
@@ -268,7 +267,7 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     Raises:
         UserError: There is no such run or checkpoint, or the environment cannot render.
 
-    Example:
+    Examples:
         >>> frames = [step.frame for step in qfleet.rollout("runs/my-run")]
     """
     require_positive(episodes=episodes)
@@ -310,7 +309,7 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     Raises:
         UserError: There is no such run or checkpoint, it is damaged or not trusted, or the device is not available.
 
-    Example:
+    Examples:
         >>> agent = qfleet.load("runs/my-run")
         >>> action = agent.act(obs)
     """
@@ -346,7 +345,7 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
             exported.
         ExportError: The file cannot be written, or computes something else than the policy.
 
-    Example:
+    Examples:
         >>> path = qfleet.export("runs/my-run", "my-policy")
         >>> path = qfleet.export("runs/my-run", "my-policy.onnx")
     """

@@ -198,7 +198,7 @@ def epsilon_greedy(q_NA: torch.Tensor, params: ExplorationParams, rng: torch.Gen
     Returns:
         Actions [N].
 
-    Example:
+    Examples:
         >>> q = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
         >>> epsilon_greedy(q, ExplorationParams(torch.zeros(2)), torch.Generator())
         tensor([1, 0])

@@ -27,7 +27,7 @@ class Window:
         future: Look-ahead rows: n of n-step returns.
         stride: Distance between the starts of consecutive windows.
 
-    Example:
+    Examples:
         >>> Window(future=3).length
         4
         >>> Window(past=40, unroll=80, future=5, stride=40).within_episode

@@ -42,9 +42,9 @@ class Run(RunView):
         config: Complete config, with resolved auto values.
         directory: Run directory.
 
-    Example:
+    Examples:
         >>> with qfleet.Run("cartpole", ["seed=3"]) as run:
-        ...     run.step(5_000)
+        ...     steps = run.step(5_000)
         ...     score = run.evaluate(episodes=5).mean_reward
         ...     result = run.train()
     """
@@ -172,7 +172,7 @@ class Run(RunView):
             UserError: No condition is given, or the run is closed.
             KeyboardInterrupt: Ctrl-C was pressed. The round was completed, and the run can be continued.
 
-        Example:
+        Examples:
             >>> run.until(lambda run: run.metrics.get("rollout/ep_rew_mean", 0) > 100, steps=50_000)
             Run(CartPole-v1, dqn, ...)
         """

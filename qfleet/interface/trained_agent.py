@@ -35,7 +35,7 @@ class TrainedAgent:
         config: Config of the run.
         checkpoint: Checkpoint of the weights; None for weights of a run that is being trained.
 
-    Example:
+    Examples:
         >>> agent = qfleet.load("runs/my-run")
         >>> obs, _ = env.reset(seed=1)
         >>> over = False
@@ -119,7 +119,7 @@ class TrainedAgent:
         Raises:
             UserError: The observation does not fit the agent, or contains NaN or infinity.
 
-        Example:
+        Examples:
             >>> obs, reward, terminated, truncated, info = env.step(agent.act(obs))
         """
         require_probability(epsilon)
@@ -146,7 +146,7 @@ class TrainedAgent:
             UserError: The agent cannot be exported, or a package is not installed.
             ExportError: The file cannot be written, or computes something else.
 
-        Example:
+        Examples:
             >>> exported = qfleet.load("runs/my-run").export("policy.onnx")
             >>> [each.name for each in exported.outputs]
             ['action', 'q']
@@ -173,7 +173,7 @@ class TrainedAgent:
         Raises:
             UserError: The observation does not fit the agent, or its actions have no values: they are continuous.
 
-        Example:
+        Examples:
             >>> bool(agent.q_values(obs).argmax() == agent.act(obs))
             True
         """

@@ -38,7 +38,7 @@ class ReplayView:
         Raises:
             UserError: The replay holds no complete window yet, or `n` is no positive integer.
 
-        Example:
+        Examples:
             >>> batch = run.replay.sample(8)
             >>> batch.rows["reward"].shape[0]
             8

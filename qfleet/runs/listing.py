@@ -78,7 +78,7 @@ def list_runs(root: str | Path = "runs") -> list[RunSummary]:
     Raises:
         UserError: `root` is a file.
 
-    Example:
+    Examples:
         >>> best = max(qfleet.list_runs(), key=lambda run: run.best or float("-inf"))
     """
     return scan_runs(root)[0]

@@ -87,7 +87,7 @@ class Callback:
     on in this order: `on_episode` for every episode, `on_evaluation`, `on_checkpoint`, then `on_step`. Several
     callbacks are called in the order in which they were given. `on_end` comes last, after the last checkpoint.
 
-    Example:
+    Examples:
         >>> class Success(qfleet.Callback):
         ...     def on_episode(self, run, episode):
         ...         run.log({"success": episode.reward > 0})

@@ -97,7 +97,7 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
     Raises:
         UserError: The search space or a setting is not valid, the study exists, or Optuna is not installed.
 
-    Example:
+    Examples:
         >>> result = qfleet.tune("cartpole", space={"learner.learning_rate": "1e-4..1e-2:log"}, trials=20, jobs=4)
         >>> trained = qfleet.train(result.best_recipe)
     """
