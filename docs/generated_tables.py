@@ -13,7 +13,7 @@ from qfleet.runconfig.describe import KeySection, key_sections
 
 MARK = re.compile(r"^<!-- generated: (\w+)(?: ([\w-]+))? -->$", re.M)
 INTRODUCTIONS = {
-    "": "Keys without a section.",
+    "": "Keys without a section: length, seed, device and processes of a run.",
     "agent": "The keys depend on `agent.algo`. The last column names the algorithms that have a key; a key with two "
              "rows has two defaults.",
     "explore": "The keys depend on `explore.kind`. The last column names the strategies that have a key."}
@@ -35,7 +35,7 @@ def keys() -> str:
 
 def _section(name: str, kinds: list[KeySection]) -> str:
     text = INTRODUCTIONS.get(name) or _sentence(kinds[0].summary)
-    head = [f"## {name or 'the run'}", "", text, ""]
+    head = [f"## {name or 'Top level'}", "", text, ""]
     if len(kinds) == 1:
         rows = [f"| `{key.name}` | {_code(key.default)} | {_cell(key.description)} |" for key in kinds[0].keys]
         return "\n".join([*head, "| key | default | meaning |", "|---|---|---|", *rows])

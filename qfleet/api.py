@@ -103,8 +103,8 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
         UserError: The configuration is invalid, or the run directory exists or cannot be written.
 
     Examples:
-        >>> result = qfleet.train("cartpole", seed=3, total_steps=20_000, learner=dict(batch_size=64))
-        >>> result = qfleet.train(env=MyEnv, wrappers=[(Scale, {"factor": 0.5})], progress=True)
+        >>> result = qfleet.train("cartpole", seed=3, learner=dict(batch_size=64))
+        >>> result = qfleet.train(env=MyEnv, wrappers=[(Scale, {"factor": 0.5})])
     """
     receivers = check_sinks(sinks)
     resolved = resolve_arguments(config, overrides, env, wrappers, settings, provenance)

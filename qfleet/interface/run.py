@@ -173,7 +173,8 @@ class Run(RunView):
             KeyboardInterrupt: Ctrl-C was pressed. The round was completed, and the run can be continued.
 
         Examples:
-            >>> run.until(lambda run: run.metrics.get("rollout/ep_rew_mean", 0) > 100, steps=50_000)
+            >>> good = lambda run: run.metrics.get("rollout/ep_rew_mean", 0) > 100
+            >>> run.until(good, steps=50_000)
             Run(CartPole-v1, dqn, ...)
         """
         goals = {"steps": steps, "updates": updates, "episodes": episodes}

@@ -79,7 +79,8 @@ def list_runs(root: str | Path = "runs") -> list[RunSummary]:
         UserError: `root` is a file.
 
     Examples:
-        >>> best = max(qfleet.list_runs(), key=lambda run: run.best or float("-inf"))
+        >>> scored = [run for run in qfleet.list_runs() if run.score is not None]
+        >>> best = max(scored, key=lambda run: run.score.mean)
     """
     return scan_runs(root)[0]
 

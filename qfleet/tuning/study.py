@@ -98,7 +98,8 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
         UserError: The search space or a setting is not valid, the study exists, or Optuna is not installed.
 
     Examples:
-        >>> result = qfleet.tune("cartpole", space={"learner.learning_rate": "1e-4..1e-2:log"}, trials=20, jobs=4)
+        >>> space = {"learner.learning_rate": "1e-4..1e-2:log", "agent.n_step": "1..5"}
+        >>> result = qfleet.tune("cartpole", space=space, trials=20, jobs=4)
         >>> trained = qfleet.train(result.best_recipe)
     """
     require_optuna()
