@@ -1,4 +1,4 @@
-"""Tables of the reference pages, made from the sources when the site is built.
+"""Hook of mkdocs: tables of the reference pages, made from the sources when the site is built.
 
 A page holds a mark on a line of its own: `<!-- generated: keys -->` stands for the tables of all configuration keys,
 `<!-- generated: options train -->` for the options of a command.
@@ -18,6 +18,10 @@ INTRODUCTIONS = {
              "rows has two defaults.",
     "explore": "The keys depend on `explore.kind`. The last column names the strategies that have a key."}
 """Text below the heading of a section; other sections have the docstring of their class."""
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return fill(markdown)
 
 
 def fill(markdown: str) -> str:
