@@ -38,7 +38,7 @@ def keys() -> str:
 
 
 def _section(name: str, kinds: list[KeySection]) -> str:
-    text = INTRODUCTIONS.get(name) or _sentence(kinds[0].summary)
+    text = INTRODUCTIONS.get(name) or _introduction(kinds[0].summary)
     head = [f"## {name or 'Top level'}", "", text, ""]
     if len(kinds) == 1:
         rows = [f"| `{key.name}` | {_code(key.default)} | {_cell(key.description)} |" for key in kinds[0].keys]
@@ -61,14 +61,15 @@ def _shared_rows(kinds: list[KeySection]) -> list[str]:
 
 
 def options(name: str) -> str:
-    """Table of the options of a command."""
+    """Usage of a command and table of its options."""
     [command] = [command for command in COMMANDS if command.name == name]
     rows = []
     for action in make_parser(command)._actions:
         if action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS:
             text, _, default = str(action.help).partition(" (default: ")
             rows.append(f"| {_option(action)} | {_code(default.removesuffix(')'))} | {_cell(text)} |")
-    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
+    head = [f"Usage: `qfleet {name} {command.usage}`", "", "| option | default | meaning |", "|---|---|---|"]
+    return "\n".join([*head, *rows])
 
 
 def _option(action: argparse.Action) -> str:
@@ -85,5 +86,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
+def _introduction(summary: str) -> str:
+    """First line of a docstring without the name of the section: `The eval section: evaluations ...`."""
+    text = summary.partition(" section: ")[2] or summary
+    return text[0].upper() + text[1:]

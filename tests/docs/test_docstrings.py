@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import doctest
 import importlib
 import inspect
+import itertools
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import gymnasium
 import pytest
 
 import qfleet
+import qfleet.interface.user_types
 from qfleet.config import Config
 from qfleet.runconfig import resolution
 
@@ -66,10 +69,21 @@ def sections(docstring: str) -> dict[str, list[str]]:
     return found
 
 
+def is_described(path: str) -> bool:
+    """True if a string follows the assignment of a module's name."""
+    module, _, name = path.rpartition(".")
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    return any(isinstance(first, ast.Assign) and first.targets[0].id == name and isinstance(after, ast.Expr)
+               for first, after in itertools.pairwise(body))
+
+
 def undocumented(path: str, found: Any, members: list[str] | None = None) -> Iterator[str]:
     """What a function or class lacks: a docstring, Args for each parameter, Returns, Attributes for each field."""
     if not inspect.isclass(found):
-        yield from undocumented_call(path, found)
+        if inspect.isfunction(found):
+            yield from undocumented_call(path, found)
+        elif not is_described(path):
+            yield f"{path} has no description"
         return
     own = vars(found).get("__doc__")
     fields = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else \
@@ -127,6 +141,9 @@ def test_the_reference_shows_every_public_name():
 
 
 def test_what_is_not_documented_is_found():
+    assert list(undocumented("qfleet.interface.user_types.EnvLike", qfleet.interface.user_types.EnvLike)) == []
+    assert list(undocumented("qfleet.api.__all__", None)) == ["qfleet.api.__all__ has no description"]
+
     class Poor:
         """A class."""
 
@@ -212,6 +229,7 @@ def examples() -> list[doctest.DocTest]:
     """Examples of everything that the API pages show, a class with its methods."""
     finder = doctest.DocTestFinder(recurse=True, exclude_empty=True)
     found = {test.name: test for path, (target, _) in SHOWN.items()
+             if inspect.isclass(target) or inspect.isfunction(target)
              for test in finder.find(target, path, module=False, globs={})}
     return [test for test in found.values() if test.examples]
 
