@@ -11,7 +11,8 @@ from dataclasses import replace
 from qfleet.actor.policy import Policy
 from qfleet.core.evaluation import Score
 from qfleet.core.final_score import FinalScore, standard_error
-from qfleet.launch.attempt import TrainResult, record_result, require_same_spaces, show_plan
+from qfleet.launch.attempt import record_result, require_same_spaces, show_plan
+from qfleet.launch.train_result import TrainResult
 from qfleet.process.signals import EXIT_CODES, SignalledStop, stop_on_signal
 from qfleet.runconfig.auto import run_threads, training_device
 from qfleet.runconfig.build import make_agent, make_eval_env

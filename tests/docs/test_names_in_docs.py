@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/concepts.md", "docs/design.md", "docs/kubernetes.md")
+PAGES = ("docs/concepts.md", "docs/design.md", "docs/kubernetes.md",
+         *sorted(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").glob("*.md")))
 FOREIGN = {"None", "Config", "TorchScript", "Dockerfile"}
 
 CLASS = re.compile(r"(?<![\w/.-])([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+)(?:\.(\w+))?\b")
