@@ -351,8 +351,8 @@ def test_openssl_makes_what_pages_ask_of_it(line, tmp_path):
     assert done.returncode == 0 and (tmp_path / "cert.pem").exists() and (tmp_path / "key.pem").exists()
 
 
-OTHERS = {"make", "taskset", "pip", "python", "python3", "cd", ".", ".venv/bin/pre-commit", "export", "tensorboard", "torchrun",
-          "srun", "ray", "kubectl", "openssl", "curl", "(umask", "qfleet"}
+OTHERS = {"make", "pip", "python", "python3", "cd", ".", ".venv/bin/pre-commit", "export", "tensorboard", "torchrun",
+          "taskset", "srun", "ray", "kubectl", "openssl", "curl", "(umask", "qfleet"}
 """What may stand after a `$`: what is looked at here, and tools of others, which no test of pages starts."""
 
 NEEDS = {r"benchmarks/(?:fast_speed|pong_family|sources|precision|spread)\.py": r"H200|GPU",
