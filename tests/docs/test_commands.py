@@ -39,7 +39,7 @@ PLACEHOLDER = re.compile(r"[A-Z]{2,}|=[A-Z]$|\.\.\.|…|[\[<|]")
 
 SHAPE = "key=value"
 YOURS = {"my_env:MyEnv": "CartPole-v1", "mine.yaml": "cartpole", "my_explore:Steady": "constant",
-         "studies/acrobot/best.yaml": "Acrobot-v1"}
+         "studies/cartpole/best.yaml": "CartPole-v1"}
 """Files that the reader is to write, and what stands for them."""
 
 WRONG = re.compile(r"lerning_rate|agent\.n_stp|--seed 3|n_step=100|batch_size=7|train cartpole --listen 0.0.0.0:4440$"
@@ -169,7 +169,7 @@ def test_commands_are_taken(line, examples):
 
 
 def test_there_are_commands():
-    assert len(SHOWN) > 150 and sum("migration.md" in param.id for param in SHOWN) > 30
+    assert len(SHOWN) > 150 and sum("migration.md" in param.id for param in SHOWN) > 15
 
 
 @pytest.mark.parametrize("line", ["qfleet trian cartpole", "qfleet train cartpole agent.n_stp=3",

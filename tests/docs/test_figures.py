@@ -28,7 +28,6 @@ SETTINGS = {
     "fleet.md": "0.5 s, 1 s, 2 s, 8 s, 10 s, 20 s, 30 s",
     "hosts.md": "20 s",
     "kubernetes.md": "600 s",
-    "migration.md": "3 GB",
     "ngu.md": "120 %, 20 %",
     "r2d2.md": "95 %, 70 %",
     "report.md": "95 %, 64 MB",
