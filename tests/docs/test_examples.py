@@ -90,7 +90,8 @@ def test_examples_are_short_and_name_their_command(name):
 
 @pytest.mark.parametrize(("name", "opening"), [("custom_env", "class Dock"), ("custom_torso", "def residual"),
                                                ("custom_encoder", "class Fourier"), ("custom_loss", "class TwoHot"),
-                                               ("custom_algorithm", "def loss("), ("custom_algorithm", "class Advantage"),
+                                               ("custom_algorithm", "def loss("),
+                                               ("custom_algorithm", "class Advantage"),
                                                ("custom_optimizer", "class Lion")])
 def test_excerpts_are_those_of_the_example(name, opening):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / PAGES[name]).read_text(), re.M | re.S)
