@@ -221,7 +221,7 @@ TINY = ["total_steps=1200", "eval.episodes=2", "replay.min_steps=200", "replay.s
 @pytest.mark.timeout(420)
 def test_the_quick_start_runs_as_it_is_written(tmp_path):
     """Every qfleet command of the page, in order, with fewer steps."""
-    page = (ROOT / "docs/quickstart.md").read_text()
+    page = re.sub(r"\s*\\\n\s*", " ", (ROOT / "docs/quickstart.md").read_text())
     (tmp_path / "mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1])
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     lines = [re.split(r"\s+#\s", line)[0] for line in re.findall(r"^\$ ((?:qfleet|cd) .*)$", page, re.M)]
