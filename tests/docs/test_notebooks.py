@@ -82,6 +82,7 @@ def test_a_notebook_runs_from_the_first_cell_to_the_last(name, notebooks, monkey
     assert re.search(text, printed(notebook))
 
 
+@pytest.mark.slow
 def test_a_failing_cell_fails_the_notebook(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
