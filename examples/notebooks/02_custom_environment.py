@@ -27,7 +27,7 @@ from gymnasium.utils.env_checker import check_env
 import qfleet
 from qfleet.runs.metric_writers import read_metrics
 
-STEPS = 20_000
+STEPS = 10_000
 
 # %% [markdown]
 # ## The environment
