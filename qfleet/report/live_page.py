@@ -23,14 +23,14 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from qfleet.config import read_yaml
 from qfleet.report.series import DownsampledRecords, columns
 from qfleet.report.status import RunGoal, RunStatus, format_score
-from qfleet.report.webpage import list_videos, read_video, render_page, to_json
+from qfleet.report.webpage import CHARTS, list_videos, read_video, render_page, to_json
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.membership import MemberMonitor, member_files
 from qfleet.runs.run_state import STATE_TEXT, RunState, describe_state, may_be_running, run_state
 from qfleet.runs.safe_open import no_follow_opener
 from qfleet.runs.tail import MetricsTail
 
-SCRIPTS = ("charts.js", "panels.js", "watch.js")
+SCRIPTS = (*CHARTS, "watch.js")
 FRESH_S = 60.0
 """Age in seconds up to which files of a run on another host count as fresh. Runs log more often than that, and clocks
 of hosts and shared disks differ by less."""

@@ -17,7 +17,6 @@ document.getElementById("page").replaceChildren(
     el("section", { class: "card", "aria-label": "Newest video" }, el("h3", {}, "Newest evaluation video"), el("div", { id: "film", class: "empty" }, "none yet"))),
   el("div", { class: "controls" }, axisChoice(), smoothing()), el("div", { id: "charts" }));
 
-const percent = share => `${Math.round(100 * share)} %`;
 const HEALTH = { healthy: ["good", "healthy"], silent: ["bad", "silent"], down: ["bad", "down"], lost: ["bad", "lost"], ended: ["soft", "ended"], unknown: ["soft", "unknown"] };
 
 function roleRows(news) {
@@ -54,7 +53,7 @@ function showVideo(name, period) {
 }
 
 function charts() {  // rebuilt when the run logs a new tag
-  view.charts.length = strips.length = 0;
+  view.charts.length = 0;
   const known = tagsOf(runs()), returns = Object.entries(RETURNS).filter(([tag]) => known.has(tag)).map(([tag, look]) => chartOf(live, tag, look, runs, 260));
   place("charts").replaceChildren(returns.length ? section("Learning curves", el("div", { class: "grid wide" }, returns)) : "",
     ...panelSections(live, runs).map(([title, nodes]) => section(title, el("div", { class: "grid" }, nodes))));
