@@ -320,7 +320,7 @@ class Attempt(Generic[RunT]):
         if self.config.run.tensorboard:
             header = partial(hparam_summaries, self.config.model_dump(mode="json"), origin.get("sources", {}))
             self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0], header))
-        self.sinks.append(RunLog(self.directory.path, self.resumed_from and self.resumed_from.name))
+        self.sinks.append(RunLog(self.directory.path, self.resumed_from.name if self.resumed_from else None))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
         self.sinks.extend(map(GuardedSink, self.user_sinks))
         self.sinks.insert(0, self.presence)

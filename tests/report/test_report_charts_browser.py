@@ -73,10 +73,15 @@ def axis_texts(browser, tag=TAG):
     return browser.ask(f"[...{figure(tag)}.querySelectorAll('.xtick')].map(each => each.textContent)")
 
 
+def frame_of(browser, tag):
+    """Left and top of a chart, and its width, once it is on the screen."""
+    browser.ask(f"{figure(tag, 'svg')}.scrollIntoView({{block: 'center'}})")
+    return browser.ask(f"(box => [box.left, box.top, box.width])({figure(tag, 'svg')}.getBoundingClientRect())")
+
+
 def drag(browser, start, end, tag=TAG):
     """Drag across a chart; places are fractions of its width."""
-    browser.ask(f"{figure(tag, 'svg')}.scrollIntoView({{block: 'center'}})")
-    left, top, width = browser.ask(f"(box => [box.left, box.top, box.width])({figure(tag, 'svg')}.getBoundingClientRect())")
+    left, top, width = frame_of(browser, tag)
     places = [left + width * (start + (end - start) * part) for part in (0, 0.5, 1)]
     mouse = {"button": "left", "buttons": 1, "clickCount": 1}
     browser.call("Input.dispatchMouseEvent", type="mousePressed", x=places[0], y=top + 60, **mouse)
@@ -92,10 +97,12 @@ def type_filter(browser, text):
 
 def saved(browser, button, tag=TAG):
     """Name and content of the file that a button downloads."""
-    return browser.ask("(async () => { let blob, name; const make = URL.createObjectURL, click = HTMLAnchorElement.prototype.click;"
+    return browser.ask("(async () => { let blob, name;"
+                       "const make = URL.createObjectURL, click = HTMLAnchorElement.prototype.click;"
                        "URL.createObjectURL = each => { blob = each; return make.call(URL, each); };"
                        "HTMLAnchorElement.prototype.click = function () { name = this.download; };"
-                       f"[...{figure(tag)}.querySelectorAll('.export')].find(each => each.textContent === '{button}').click();"
+                       f"[...{figure(tag)}.querySelectorAll('.export')]"
+                       f".find(each => each.textContent === '{button}').click();"
                        "URL.createObjectURL = make; HTMLAnchorElement.prototype.click = click;"
                        "return [name, await blob.text()]; })()")
 
@@ -128,7 +135,8 @@ def test_a_filter_hides_configurations_in_charts_and_tables(browser):
     assert browser.ask(rows.format("#config-table")) == 4
     assert browser.ask("[...document.querySelectorAll('.origin')].filter(each => each.checkVisibility()).length") == 8
     type_filter(browser, "run nothing")
-    assert curves(browser) == 0 and "no configuration matches" in browser.ask("document.querySelector('.controls').innerText")
+    assert curves(browser) == 0
+    assert "no configuration matches" in browser.ask("document.querySelector('.controls').innerText")
     type_filter(browser, "")
     click = "[...document.querySelectorAll('.filter button')].find(each => each.textContent === '{}').click()"
     browser.ask(click.format("None"))
@@ -169,8 +177,7 @@ def test_the_keyboard_zooms_too(browser):
 
 def test_a_touch_drags_as_a_mouse_does(browser):
     browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
-    browser.ask(f"{figure(TAG, 'svg')}.scrollIntoView({{block: 'center'}})")
-    left, top, width = browser.ask(f"(box => [box.left, box.top, box.width])({figure(TAG, 'svg')}.getBoundingClientRect())")
+    left, top, width = frame_of(browser, TAG)
     for kind, share in (("touchStart", 0.3), ("touchMove", 0.4), ("touchMove", 0.7), ("touchEnd", None)):
         browser.call("Input.dispatchTouchEvent", type=kind,
                      touchPoints=[] if share is None else [{"x": left + width * share, "y": top + 60}])
@@ -206,13 +213,17 @@ def test_metrics_that_never_change_are_folded(browser):
     assert browser.ask(row.format("replay/bytes")).endswith("\t1M")
 
 
+OUTSIDE = """[...document.querySelectorAll('h1, h2, h3, p, button, input, select, summary, figcaption, .tile b')]
+  .filter(each => each.checkVisibility() && !each.closest('.scroll, .choice'))
+  .filter(each => { const box = each.getBoundingClientRect(); return box.right > innerWidth + 1 || box.left < 0; })
+  .map(each => each.outerHTML.slice(0, 90))"""
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_nothing_is_cut_off(browser, width, theme):
     browser.screen(width, 900, theme)
     browser.pause(0.3)
     assert browser.ask("document.documentElement.scrollWidth") == width
-    outside = browser.ask("[...document.querySelectorAll('h1, h2, h3, p, button, input, select, summary, figcaption, .tile b')]"
-                          ".filter(each => each.checkVisibility() && !each.closest('.scroll, .choice') && (box => box.right > innerWidth + 1 || "
-                          "box.left < 0)(each.getBoundingClientRect())).map(each => each.outerHTML.slice(0, 90))")
+    outside = browser.ask(OUTSIDE)
     assert outside == []
