@@ -31,10 +31,12 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
 from qfleet.runs.directory import RunDirectory, describe_machine, replace_text
 from qfleet.runs.find import find_checkpoint
+from qfleet.runs.hparams import hparam_summaries
 from qfleet.runs.membership import remove_members_of_learners, write_members
 from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runs.mlflow_writer import MlflowWriter
 from qfleet.runs.presence import DirectoryGuard
+from qfleet.runs.run_log import RunLog
 from qfleet.runs.transfer import matching_weights
 from qfleet.training.callbacks import CheckedCallback
 from qfleet.training.checkpointer import CheckpointWriter, Snapshot
@@ -280,7 +282,9 @@ class Attempt(Generic[RunT]):
         self.id = _record_attempt(self.directory, self.config, origin, self.id)
         remove_members_of_learners(self.directory.path)
         if self.config.run.tensorboard:
-            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
+            header = partial(hparam_summaries, self.config.model_dump(mode="json"), origin.get("sources", {}))
+            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0], header))
+        self.sinks.append(RunLog(self.directory.path, self.resumed_from.name if self.resumed_from else None))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
         self.sinks.extend(map(GuardedSink, self.user_sinks))
         self.sinks.insert(0, self.presence)

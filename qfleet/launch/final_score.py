@@ -19,6 +19,7 @@ from qfleet.runconfig.build import make_agent, make_eval_env
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.metric_writers import TensorBoardWriter
 from qfleet.training.evaluation import EvaluationAborted, evaluate
 from qfleet.training.meter import Sink
 
@@ -61,6 +62,9 @@ def score_result(result: TrainResult, config: RunConfig, sinks: Sequence[Sink]) 
         return result
     scored = replace(result, score=score)
     record_result(directory, scored)
+    if config.run.tensorboard:  # its HParams tab compares scalars
+        with closing(TensorBoardWriter(directory.tensorboard)) as writer:
+            writer.write({"step": result.steps, "eval/final_score": score.mean})
     return scored
 
 
