@@ -18,6 +18,7 @@ from typing import Any
 
 import pictures
 import results_page
+import tables
 from derived import document
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +68,8 @@ def page(check: bool) -> Iterator[str]:
 def figure(source: str) -> str:
     """`FILE; KEY; ...; FORMAT` as it is printed: with a typographic minus, and a space before %."""
     file, *keys = source.split("; ")
+    if keys[-1:] == ["table"] and (found := tables.find(file, "; ".join(keys[:-1]))) is not None:
+        return f"\n\n{found}\n\n"
     spec = keys.pop() if keys and FORMAT.fullmatch(keys[-1]) else ""
     value: Any = document(file)
     for key in keys:
