@@ -1,6 +1,6 @@
 """Makes the GIFs of README.md from real runs. Needs Pillow, and for `fleet` Chromium.
 
-    python tests/report/gifs.py policy RUN OUT [--episodes N] [--seconds S] [--seed N] [--fps N]
+    python tests/report/gifs.py policy RUN OUT [--episodes N] [--seconds S] [--seed N] [--fps N] [--width N]
     python tests/report/gifs.py fleet OUT
 
 `policy` plays the best policy of a run. `fleet` trains CartPole with three actors, watches the live page, and kills an
@@ -9,7 +9,7 @@ actor. Those of README.md:
     qfleet train LunarLander-v3 run.name=lunar
     python tests/report/gifs.py policy runs/lunar docs/assets/lunar-lander.gif --episodes 3
     qfleet train pong-fast run.name=pong
-    python tests/report/gifs.py policy runs/pong docs/assets/pong.gif --seconds 25
+    python tests/report/gifs.py policy runs/pong docs/assets/pong.gif --seconds 25 --fps 60 --width 160 --seed 1001
     python tests/report/gifs.py fleet docs/assets/fleet.gif
 
 A GIF has at most `LIMIT_BYTES`: frames are left out, then colours, until it is small enough.
@@ -35,8 +35,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/system"), str(ROOT / "tests/report"
 import qfleet  # noqa: E402
 
 LIMIT_BYTES = 780_000
-WIDTH = 320
-PAGE = (1280, 960)
+PAGE_WIDTH = 480
+PAGE = (800, 600)
 STRENGTHS = [(2, 64), (3, 64), (3, 32), (4, 32), (4, 16), (6, 16), (8, 16)]
 """Every how many frames one is kept, and the number of colours."""
 
@@ -53,6 +53,7 @@ def main() -> None:
     policy.add_argument("--seconds", type=float, default=20, help="longest length at normal speed (default: 20)")
     policy.add_argument("--seed", type=int, default=1000, help="seed of the episodes (default: 1000)")
     policy.add_argument("--fps", type=float, default=50, help="frames per second of the environment (default: 50)")
+    policy.add_argument("--width", type=int, default=320, help="width in pixels (default: 320)")
     policy.set_defaults(make=make_policy)
     fleet = kinds.add_parser("fleet", help="the live page while an actor is killed")
     fleet.add_argument("out", type=Path)
@@ -64,7 +65,7 @@ def main() -> None:
 def make_policy(args: argparse.Namespace) -> None:
     steps = qfleet.rollout(args.run, episodes=args.episodes, seed=args.seed)
     frames = (Image.fromarray(step.frame) for step in steps if step.frame is not None)
-    kept = [small(frame, WIDTH) for frame in islice(frames, round(args.seconds * args.fps))]
+    kept = [small(frame, args.width) for frame in islice(frames, round(args.seconds * args.fps))]
     save_small(kept, 1000 / args.fps, args.out)
 
 
@@ -72,7 +73,7 @@ def make_fleet(args: argparse.Namespace) -> None:
     frames: Images = []
     with tempfile.TemporaryDirectory() as folder:
         for picture in watched_fleet(Path(folder)):
-            frames.append(small(Image.open(picture).convert("RGB"), 2 * WIDTH))
+            frames.append(small(Image.open(picture).convert("RGB"), PAGE_WIDTH))
     save(frames, [250] * (len(frames) - 1) + [3000], 64, args.out)
     print(f"{args.out}: {len(frames)} frames, {args.out.stat().st_size:,} bytes")
 
