@@ -304,11 +304,7 @@ def test_openssl_makes_what_pages_ask_of_it(line, tmp_path):
 
 
 OTHERS = {"make", "pip", "python", "python3", "cd", ".", ".venv/bin/pre-commit", "export", "tensorboard", "torchrun",
-<<<<<<< HEAD
           "taskset", "srun", "ray", "kubectl", "docker", "openssl", "curl", "(umask", "qfleet", "jupytext"}
-=======
-          "taskset", "srun", "ray", "kubectl", "docker", "openssl", "curl", "(umask", "qfleet"}
->>>>>>> h-site
 """What may stand after a `$`: what is looked at here, and tools of others, which no test of pages starts."""
 
 NEEDS = {r"benchmarks/(?:fast_speed|pong_family|sources|precision|spread)\.py": r"H200|GPU",
