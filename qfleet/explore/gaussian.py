@@ -26,17 +26,25 @@ class Config(Section):
 
 
 class ActionNoise:
-    """σ [N] per lane. During warm-up ε is 1; or, with `warmup_sigma`, the noise has that scale in all lanes instead."""
+    """σ [N] per lane; ε is 1 during warm-up and 0 after it.
+
+    With `warmup_sigma` only the first half of the warm-up has uniformly random actions. In the second half the noise
+    has that scale in all lanes.
+    """
 
     def __init__(self, sigma: torch.Tensor, process: NoiseProcess, warmup_steps: int,
                  warmup_sigma: float | None = None) -> None:
         self.warmup_steps = warmup_steps
-        random, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
-        self._policy = ExplorationParams(zero, sigma=sigma, process=process)
-        self._warmup = (ExplorationParams(random, sigma=sigma, process=process) if warmup_sigma is None else
-                        ExplorationParams(zero, sigma=warmup_sigma * random, process=process))
+        self._random_steps = warmup_steps if warmup_sigma is None else warmup_steps // 2
+        one, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
+        warmup = sigma if warmup_sigma is None else warmup_sigma * one
+        self._random, self._warmup, self._policy = (
+            ExplorationParams(epsilon, sigma=scale, process=process)
+            for epsilon, scale in ((one, warmup), (zero, warmup), (zero, sigma)))
 
     def params(self, steps: int) -> ExplorationParams:
+        if steps < self._random_steps:
+            return self._random
         return self._warmup if steps < self.warmup_steps else self._policy
 
 

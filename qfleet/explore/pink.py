@@ -6,9 +6,9 @@ to be chosen. It is the sum of stationary first-order processes of equal varianc
 a factor of 4. Every episode starts with a draw from the stationary distribution, so the standard deviation is σ
 at every step.
 
-Uniformly random actions are white noise. During warm-up, pink noise with a larger σ replaces them: it is added
-to the action of the policy, which is close to 0 before the first update, and the sum is clipped. After warm-up
-the noise falls to σ within a few hundred steps.
+The first half of the warm-up has uniformly random actions, which are white noise. In the second half, pink noise with a
+larger σ is added to the action of the policy, which is close to 0 before the first update, and the sum is clipped.
+After the warm-up the noise falls to σ within a few hundred steps.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Config(Section):
     sigma_last: NonNegative | None = Field(
         None, description="standard deviation in the last lane, linear in between; null = the same in all lanes")
     warmup_steps: Count = Field(
-        0, description="environment steps of the run during which the noise has warmup_sigma in all lanes")
+        0, description="environment steps of the run before the noise has sigma: uniformly random actions in the first "
+                       "half, noise of warmup_sigma in the second")
     warmup_sigma: NonNegative = Field(
-        1.0, description="standard deviation of the noise during warm-up; that of uniformly random actions is 0.58")
+        1.0, description="standard deviation of the noise in the second half of the warm-up, in all lanes")
 
     def inactive(self) -> dict[str, str]:
         return {} if self.warmup_steps else {"warmup_sigma": "without explore.warmup_steps"}

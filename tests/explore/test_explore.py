@@ -86,12 +86,13 @@ def test_decays_are_those_of_the_strategies():
     assert ou.build(ou.Config(theta=0.15), 1, 0, 1).params(0).process.decay.tolist() == pytest.approx([0.85])
 
 
-def test_pink_noise_is_larger_during_warm_up_and_has_no_uniform_actions():
+def test_the_warm_up_of_pink_noise_is_half_uniform_and_half_large_noise():
     cfg = pink.Config(sigma=0.1, sigma_last=0.3, warmup_steps=100)
     explorer = pink.build(cfg, 2, 0, 2)
-    before, after = explorer.params(99), explorer.params(100)
-    assert before.sigma.tolist() == [1, 1] and after.sigma.tolist() == pytest.approx([0.1, 0.3])
-    assert not before.epsilon.any() and not after.epsilon.any() and before.process is after.process
+    phases = [explorer.params(step) for step in (0, 49, 50, 99, 100)]
+    assert [phase.epsilon.tolist() for phase in phases] == [[1, 1], [1, 1], [0, 0], [0, 0], [0, 0]]
+    assert all(phase.sigma.tolist() == [1, 1] for phase in phases[:4])
+    assert phases[4].sigma.tolist() == pytest.approx([0.1, 0.3]) and len({phase.process for phase in phases}) == 1
 
 
 def repetitions(explorer, steps, at=0):
