@@ -10,12 +10,13 @@ import re
 from qfleet.cli.commands import COMMANDS
 from qfleet.cli.parsing import make_parser
 from qfleet.runconfig.describe import KeySection, key_sections
+from qfleet.runconfig.run_config import ALGO, EXPLORE
 
 MARK = re.compile(r"^<!-- generated: (\w+)(?: ([\w-]+))? -->$", re.M)
 INTRODUCTIONS = {
     "": "Keys without a section: length, seed, device and processes of a run.",
-    "agent": "The keys depend on `agent.algo`. The last column names the algorithms that have a key; a key with two "
-             "rows has two defaults.",
+    "agent": "The keys depend on `agent.algo`. The last column names the algorithms that have a key. Rows of "
+             "the same key differ in default or meaning.",
     "explore": "The keys depend on `explore.kind`. The last column names the strategies that have a key."}
 """Text below the heading of a section; other sections have the docstring of their class."""
 
@@ -49,6 +50,7 @@ def _section(name: str, kinds: list[KeySection]) -> str:
 
 def _shared_rows(kinds: list[KeySection]) -> list[str]:
     """Rows of plugins: one for each key, default and meaning, with the plugins that have it."""
+    kinds = sorted(kinds, key=lambda kind: kind.plugin not in (ALGO.default, EXPLORE.default))
     users: dict[str, dict[tuple[str, str], list[str]]] = {}
     for kind in kinds:
         for key in kind.keys:
@@ -79,7 +81,8 @@ def _option(action: argparse.Action) -> str:
 
 def _code(text: str) -> str:
     """A value as code; words stay words."""
-    return text if " " in text.strip("[]{}") or text in ("", "required", "the name") else f"`{text}`"
+    is_words = " " in text and text[0] not in "[{"
+    return text if is_words or text in ("", "required") else f"`{text}`"
 
 
 def _cell(text: str) -> str:
