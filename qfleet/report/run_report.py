@@ -73,11 +73,11 @@ def gather(directories: Sequence[Path], videos: int | None = None) -> tuple[dict
     return data, encoded
 
 
-def natural_key(name: str) -> list[tuple[int, int, str]]:
+def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """Sort key by which `run2` comes before `run10`. Case matters only between names that are equal otherwise."""
     parts = [(0, int(part), "") if part.isdecimal() else (1, 0, part)
              for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())]
-    return [*parts, (2, 0, name)]
+    return parts, name
 
 
 def describe_run(run: RunCurve, folder: Path) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from qfleet.runs.safe_open import open_folder_no_follow, open_no_follow
 
 PACKAGE = "qfleet"
 FOLDER, NAME = "logs", "run.log"
+APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Flags of the log: a resumed run may come from elsewhere and contain a link or a pipe of this name."""
+
 TAIL_BYTES = 16 * 1024
 """Bytes at the end of a log file that `log_tail` reads."""
 
@@ -29,7 +32,7 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, resumed_from: str | None = None) -> None:
-        self._path = folder / FOLDER / NAME
+        self._folder = folder / FOLDER
         self._handler = _Warnings(self)
         logging.getLogger(PACKAGE).addHandler(self._handler)
         self.append("started" if resumed_from is None else f"resumed from {resumed_from}")
@@ -45,9 +48,11 @@ class RunLog:
         """Append a line with the time. Line breaks in `text` are kept, indented."""
         lines = text.replace("\n", "\n    ")
         with suppress(OSError):
-            self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {lines}\n")
+            self._folder.mkdir(exist_ok=True)
+            with open_folder_no_follow(self._folder) as inside:
+                file = os.open(NAME, APPEND, 0o666, dir_fd=inside)
+            with open(file, "a", encoding="utf-8", errors="replace") as stream:
+                stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {lines}\n")
 
     def flush(self) -> None:
         """Every line is written at once."""

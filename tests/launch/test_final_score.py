@@ -54,6 +54,16 @@ def config(*overrides):
     return resolve("cartpole", list(overrides)).config
 
 
+def test_tensorboard_has_the_score(result, played):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    score_result(result, config("run.tensorboard=false"), [])
+    assert not (result.directory / "tb").exists()
+    score_result(result, config(), [])
+    points = EventAccumulator(str(result.directory / "tb")).Reload().Scalars("eval/final_score")
+    assert [(point.step, point.value) for point in points] == [(100, 180.5)]
+
+
 @pytest.mark.parametrize("reason", ["total_steps", "total_updates", "stop_at", "stopped"])
 def test_the_best_policy_of_a_finished_run_is_scored_and_the_score_recorded(result, played, reason):
     scored = score_result(replace(result, reason=reason), config("eval.final_episodes=7"), [])

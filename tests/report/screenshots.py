@@ -28,7 +28,7 @@ from qfleet.runs.directory import RunDirectory  # noqa: E402
 PICTURES = ROOT / "docs/assets"
 SCREEN = (1400, 900)
 SEEDS = (1, 2, 3)
-COMMON = ["total_steps=18000", "stop_at=null", "eval.period_steps=1500", "eval.episodes=5", "run.threads=1"]
+COMMON = ["total_steps=30000", "stop_at=null", "eval.period_steps=1500", "eval.episodes=5", "run.threads=1"]
 COMPARED = {"3-step": ["agent.n_step=3"], "5-step": ["agent.n_step=5"],
             "dueling": ["agent.n_step=3", "agent.dueling=true"]}
 FLEET = ["actors=2", "total_steps=400000", "stop_at=null", "eval.period_steps=2000",
@@ -82,7 +82,7 @@ def of_watch(browser: Browser, folder: Path) -> None:
         browser.ask("document.querySelector('video').controls = false")
         fleet.kill("actor/1")
         browser.sees("document.querySelector('tr[data-health=down]') !== null")
-        browser.screen(SCREEN[0], 1130)  # down to the table of roles
+        browser.screen(SCREEN[0], 1200)  # down to the table of roles
         browser.pause(0.7)
         browser.picture(PICTURES / "watch.png", whole=False)
         server.shutdown()

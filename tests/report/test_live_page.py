@@ -127,6 +127,27 @@ def test_members_of_a_run_that_is_over_are_not_shown(run):
     assert RunFollower(run).updates_since(-1)["members"] == []
 
 
+def test_the_end_of_a_log_is_told(run):
+    assert RunFollower(run).updates_since(-1)["log"] == {"names": [], "name": "", "lines": []}
+    (run.path / "logs").mkdir()
+    (run.path / "logs" / "run.log").write_text("".join(f"line {i}\n" for i in range(99)))
+    (run.path / "logs" / "actor-0.log").write_text("start\n")
+    first = RunFollower(run).updates_since(-1)["log"]
+    assert first["names"] == ["run", "actor-0"] and first["name"] == "run" and first["lines"][-1] == "line 98"
+    assert RunFollower(run).updates_since(-1, "actor-0")["log"]["lines"] == ["start"]
+    assert RunFollower(run).updates_since(-1, "../config")["log"]["name"] == "run", "only logs are shown"
+
+
+def test_settings_that_the_user_has_changed_are_first(run):
+    record = json.loads(run.record.read_text())
+    record["attempts"][0]["sources"] = {"agent.n_step": "command line", "agent.double": "recipe x", "seed": "default"}
+    run.record.write_text(json.dumps(record))
+    rows = [(row["key"], row["source"]) for row in RunFollower(run).settings]
+    assert rows[:2] == [("agent.n_step", "command line"), ("agent.double", "recipe x")]
+    run.record.write_text("[]")
+    assert {row["rank"] for row in RunFollower(run).settings} == {2}
+
+
 def test_a_run_of_another_host_is_judged_by_its_files(run):
     """On a shared disk the process cannot be asked, but whoever lives goes on writing."""
     (run.path / "lock").write_text("7.boot-1.some-other-host\n")

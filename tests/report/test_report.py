@@ -14,7 +14,7 @@ from report_kit import EVIL, records, write_run
 
 from qfleet.cli.commands import main
 from qfleet.report import run_report as reporting
-from qfleet.report.run_report import gather, report
+from qfleet.report.run_report import gather, natural_key, report
 from qfleet.report.webpage import list_videos
 
 
@@ -220,3 +220,9 @@ def test_what_is_no_number_is_no_figure(tmp_path):
     assert series["x"]["steps"][-2:] == [13_000, 14_000] and series["y"]["train/loss"][-2:] == [None, 0.5]
     assert page["runs"][0]["evaluations"] == 4 and page["runs"][0]["time_s"] == 44
     assert main(["plot", str(run), "--y", "train/loss"]) == 0 and main(["doctor", str(run)]) == 0
+
+
+def test_names_are_in_natural_order():
+    names = ["run10-s1", "Run2-s10", "run2-s2", "run", "2run", "10run"]
+    assert sorted(names, key=natural_key) == ["2run", "10run", "run", "run2-s2", "Run2-s10",
+                                              "run10-s1"]

@@ -60,6 +60,18 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path):
     assert (tmp_path / "logs").read_text() == "not a folder"
 
 
+def test_nothing_is_written_through_a_link(tmp_path):
+    """A resumed run may come from elsewhere: a link in it could lead to any file of this user."""
+    (tmp_path / "private").write_text("mine")
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "logs" / "run.log").symlink_to(tmp_path / "private")
+    RunLog(tmp_path / "run").close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "logs").symlink_to(tmp_path)
+    RunLog(tmp_path / "other").close()
+    assert (tmp_path / "private").read_text() == "mine" and not (tmp_path / "run.log").exists()
+
+
 @pytest.mark.parametrize("configured", [False, True])
 def test_warnings_appear_once_on_the_terminal(tmp_path, configured):
     program = f"""

@@ -71,14 +71,19 @@ function returnCharts() {
     .map(([tag, [text, unit]]) => chartOf(data, tag, [title(env, text), unit], () => of(env), 300)));
 }
 
+const BANDS = "A thick line is the mean over seeds. A band covers the range from the lowest to the highest seed. " +
+  "Both cover the range where all seeds have data. Thin lines are single seeds, as logged.";
+const SMOOTHING = "Smoothing changes only thick lines, and not those of evaluations, counts and schedules.";
+const CHART_KEYS = "Drag across a chart to zoom all charts; double-click to show everything again. " +
+  "With the keyboard: arrow keys read values, + and − zoom, 0 shows everything.";
+
 function learning(lead) {  // the newest video of the best run stands next to the first chart
   const charts = returnCharts(), downsampled = data.runs.some(run => run.series.each > 1);
   const beside = lead && charts.length ? [el("div", { class: "lead" }, charts.shift(), filmCard(lead))] : lead ? [filmCard(lead)] : [];
-  return section("Learning curves", beside, el("div", { class: "grid wide" }, charts), el("p", { class: "small soft" },
-    data.runs.length > data.groups.length ? "A thick line is the mean over seeds. A band covers the range from the lowest to the highest seed. Both cover the range where all seeds have data. Thin lines are single seeds, as logged. " : "",
-    "Smoothing changes only thick lines, and not those of evaluations, counts and schedules. ",
-    "Drag across a chart to zoom all charts; double-click to show everything again. With the keyboard: arrow keys read values, + and − zoom, 0 shows everything. ",
-    downsampled ? `In long runs each point is the mean of up to ${Math.max(...data.runs.map(run => run.series.each))} records.` : ""));
+  const longest = Math.max(...data.runs.map(run => run.series.each));
+  const notes = [data.runs.length > data.groups.length ? BANDS : "", SMOOTHING, CHART_KEYS,
+    downsampled ? `In long runs each point is the mean of up to ${longest} records.` : ""];
+  return section("Learning curves", beside, el("div", { class: "grid wide" }, charts), el("p", { class: "small soft" }, notes.join(" ")));
 }
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -58,12 +58,14 @@ function scores() {
     return known.length ? ` (${known.join(" or ")} ${unit})` : "";
   };
   const few = data.scores.some(row => row.fewest < FEW_SEEDS && (row.score_low != null || row.human_low != null));
-  return section("Scores", scoreTable(human),
-    few ? el("p", { class: "small", id: "few-seeds" }, `Few seeds: with fewer than ${FEW_SEEDS} the interval is too narrow to trust.`) : null,
-    el("p", { class: "small soft" }, `The score of a seed is its last evaluation${span(data.runs.map(run => run.episodes_each), "episodes")}, ± standard error. `,
-      fresh.length ? `The best policy of a seed was scored by fresh episodes after the training${span(fresh, "each")}, since its best evaluation is the highest of several and thus too high. ` : "",
-      "IQM is the mean of the middle half of the seeds; the interval is a stratified bootstrap over seeds, 2,000 resamples. ",
-      human ? "Human-normalised: 0 % is a random player, 100 % a human tester (Wang et al. 2016)." : ""));
+  const notes = [`The score of a seed is its last evaluation${span(data.runs.map(run => run.episodes_each), "episodes")}, ± standard error.`,
+    fresh.length ? `The best policy of a seed was scored by fresh episodes after the training${span(fresh, "each")}, ` +
+      "since its best evaluation is the highest of several and thus too high." : "",
+    "IQM is the mean of the middle half of the seeds; the interval is a stratified bootstrap over seeds, 2,000 resamples.",
+    human ? "Human-normalised: 0 % is a random player, 100 % a human tester (Wang et al. 2016)." : ""];
+  return section("Scores", scoreTable(human), few ? el("p", { class: "small", id: "few-seeds" },
+    `Few seeds: with fewer than ${FEW_SEEDS} the interval is too narrow to trust.`) : null,
+  el("p", { class: "small soft" }, notes.join(" ")));
 }
 
 // ---- Configuration ----
