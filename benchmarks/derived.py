@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import cost
-import spread
-import sweep
 from learn import HEADS, MATRIX, TORSOS
 
 RESULTS = Path(__file__).parent / "results"
@@ -68,29 +66,6 @@ def learning(data: dict[str, Any]) -> dict[str, Any]:
     return found | {"small catch": {"solved": f"{sum(small)} of {len(small)}"}}
 
 
-def ways(data: dict[str, Any]) -> dict[str, Any]:
-    """scaling.json: for every way in which learners meet, when it reached the goal, and how old gradients were."""
-    found: dict[str, Any] = dict(data)
-    for name, runs in data["ways"].items():
-        reached = [run["first_at_goal"] for run in runs if run["first_at_goal"]]
-        medians = [statistics.median(each[i] for each in reached) for i in range(3)] if reached else [None] * 3
-        ages: dict[str, float] = {}
-        for run in runs:
-            ages |= {age: ages.get(age, 0) + count for age, count in run["ages"].items()}
-        slices = sum(ages.values())
-        older = sum(ages.get(age, 0) for age in ("8_15", "16_31", "32_up"))
-        found[name] = {
-            "solved": f"{len(reached)} of {len(runs)}",
-            "best": max(score for run in runs for *_, score in run["scores"]),
-            "steps": medians[0], "updates": medians[1], "seconds": medians[2], "slices": round(slices),
-            "ages": {age: count / slices for age, count in ages.items()} | {"older": older / slices} if slices else {},
-            "all updates": round(statistics.median(run["updates"] for run in runs)),
-            "all seconds": statistics.median(run["seconds"] for run in runs)}
-    for name in data["ways"]:
-        found[name]["of alone"] = found[name]["all seconds"] / found["alone"]["all seconds"]
-    return found
-
-
 def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
     """fast_speed.jsonl: the last record of every kind and setting, or of another recipe; `before` is the first."""
     found: dict[str, Any] = {"before": {}}
@@ -121,28 +96,6 @@ def gpu(records: list[dict[str, Any]]) -> dict[str, Any]:
         found[f"parity {one['capture']}"] = {
             "solved_at": ", ".join("not" if steps is None else number(steps, 0) for steps in one["solved_at"])}
     return found
-
-
-def taped(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """taped.jsonl: updates whose loss and gradient alone are recorded, and those in pieces; how far both are apart, and
-    whole updates of the curious agents from theirs, at most: in the newest rows, and those of `before`."""
-    rates = {(one["batch"], one["store"], one["capture"]): one["updates_per_s"] for one in records
-             if one["kind"] == "updates"}
-    found: dict[str, Any] = {f"{batch} {store}": {"taped": rate, "pieces": rates[batch, store, False]}
-                             for (batch, store, capture), rate in rates.items() if capture}
-    checked = [one for one in records if one["kind"] == "check"]
-    found["apart"] = max(one["distance"] for one in checked if one["met"])
-    whole = [one for one in checked if not one["met"]]
-    now = [one for one in whole if one["commit"] == whole[-1]["commit"]]
-    before = [one for one in whole if one["commit"] == whole[0]["commit"]]
-    return found | {"whole": at_most(now), "before": at_most(before)}
-
-
-def at_most(checked: list[dict[str, Any]]) -> dict[str, float]:
-    """The greatest distances of some rows of `fast_speed.py check`: of the first updates by precision, and of all."""
-    early = {f"early {precision}": max(one["distance_early"] for one in checked if one["precision"] == precision)
-             for precision in ("fp32", "bf16")}
-    return early | {"all": max(one["distance"] for one in checked)}
 
 
 def solved_pong(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -292,12 +245,6 @@ def wire(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"worst_kb": max(game["bytes_per_step"] for game in data["games"]) / 1000}
 
 
-def ranks(data: dict[str, Any]) -> dict[str, Any]:
-    """ranks_speed.json: the range of the rounds beside the medians."""
-    rounds = {name: [one["efficiency"] for one in all_of] for name, all_of in data["rounds"].items()}
-    return data | {"range": {name: {"least": min(one), "most": max(one)} for name, one in rounds.items()}}
-
-
 def precision(data: dict[str, Any]) -> dict[str, Any]:
     passed = {name: [run["first_step_at"]["18"] is not None for run in runs] for name, runs in data["rows"].items()}
     shared = data["summary"]["evaluations_shared"]
@@ -312,33 +259,6 @@ def deep_sea(data: dict[str, Any]) -> dict[str, Any]:
     for part in data["fifths"].values():
         part["calm"] = sum(part["share_of_arms"][:half])
     return data | {"calmest": max(sum(shares[:half]) for shares in data["shares"])}
-
-
-def swept(data: dict[str, Any]) -> dict[str, Any]:
-    """What sweep.py found for each value, and what a step then costs, the first value's being 1."""
-    found = {value: sweep.summary(runs) for value, runs in data["rows"].items()}
-    first = next(iter(found.values()))["steps_per_cpu_s"]
-    return {value: row | {"cost": first / row["steps_per_cpu_s"]} for value, row in found.items()}
-
-
-def spreads(data: dict[str, Any]) -> dict[str, Any]:
-    """spread.json: a table for actors, learners of a parameter server, and ranks."""
-    found = {}
-    for way, table in spread.medians(data["rows"]).items():
-        lines = [f"| {spread.LABELS[way]} | steps/s | updates/s | times the steps of one |", "|---|---|---|---|"]
-        for value, row in table.items():
-            rates = [number(row[name], 0) for name in ("steps_per_s", "updates_per_s")]
-            lines.append(f"| {value} | {' | '.join(rates)} | {row['gain']:.1f} |")
-        found[way] = {"table": block(lines), **{str(value): row for value, row in table.items()}}
-    return found
-
-
-def shared_cells(data: dict[str, Any]) -> dict[str, Any]:
-    """spread_cells.json: how many times the updates of learners whose losses and gradients were not recorded."""
-    before = document("spread_cells_pieces.json")["cells"]
-    more = [row["updates_per_s"] / before[str(value)]["updates_per_s"]
-            for value, row in spread.medians(data["rows"])["cells"].items() if value > 1]
-    return spreads(data) | {"more updates than pieces": {"least": min(more), "most": max(more)}}
 
 
 def sides(works: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -379,22 +299,6 @@ def profiles(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"table": block(lines), "least": min(shares), "most": max(shares), "nearest": min(distances),
                    "farthest": max(distances), "least copied": min(copies), "most copied": max(copies),
                    "gflops": {work: found["rates"]["flops"] / 1e9 for work, found in works.items()}}
-
-
-def gpu_profile(data: dict[str, Any]) -> dict[str, Any]:
-    """gpu_profile.json: the parts of an update, and the kernels of the recorded whole, by what they do."""
-    (work,) = data["profile"].values()
-    lines = ["| part | µs | kernels | at best, µs | distance |", "|---|---|---|---|---|"]
-    for part in (*work["parts"], *work["kernels"]):
-        best, far = (("", "") if part["distance"] is None else
-                     (f"{1000 * part['roof_ms']:.1f}", f"{part['distance']:.0f} ×"))
-        name = f"on the GPU: {part['name']}" if "count" in part else part["name"]
-        count = f"{part['count']:.0f}" if "count" in part else ""
-        lines.append(f"| {name} | {1000 * part['ms']:.0f} | {count} | {best} | {far} |")
-    products = next(kind for kind in work["kernels"] if kind["name"].startswith("matrix"))
-    return {"table": block(lines), "products": products, "whole_ms": work["parts"][0]["ms"],
-            "others": round(sum(kind["count"] for kind in work["kernels"]) - products["count"]),
-            "kernels_ms": sum(kind["ms"] for kind in work["kernels"])}
 
 
 def _cost(part: dict[str, Any] | None) -> str:
@@ -463,13 +367,10 @@ def listed(values: list[float], digits: int) -> str:
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"pong": pong, "acting": acting}
 DERIVED: dict[str, Callable[[Any], Any]] = {
-    "scaling": ways, "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
-    "ranks_speed": ranks, "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
-    "sweep_lanes": swept, "sweep_batch": swept, "spread": spreads, "spread_cells": shared_cells,
-    "spread_cells_sent": spreads, "spread_cells_pieces": spreads, "spread_ranks": spreads,
+    "fast_speed": gpu, "replay_memory": memory, "memory_speed": agents, "wire": wire,
+    "precision": precision, "deep_sea": deep_sea, "agent57_deep_sea": deep_sea,
     "cost": costs, "cost_gpu": gpu_costs,
     "pong_family": family,
     "continuous_returns": returns, "continuous_lanes": returns, "continuous_bf16": returns,
     "continuous_fresh": returns, "continuous_once": returns, "continuous_plain": returns, "hopper": returns,
-    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles,
-    "gpu_profile": gpu_profile, "taped": taped}
+    "foreign_load": strangers, "hopper_tried": returns, "walker2d": returns, "bench/profile": profiles}

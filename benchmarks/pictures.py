@@ -27,26 +27,8 @@ from qfleet.report import plots
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-WAYS = {"alone": "one process", "ranks": "2 ranks", "server": "3 learners, 2 shards",
-        "compensated": "the same, compensated"}
 
 Draw = Callable[[dict[str, Any]], Any]
-
-
-def meetings(x: str) -> Draw:
-    """Ways in which learners meet, from scaling.json."""
-    place = {"steps": 0, "updates": 1, "time": 2}[x]
-
-    def draw(document: dict[str, Any]) -> Any:
-        groups = []
-        for way, runs in document["ways"].items():
-            told = [plots.RunCurve(f"{way}-s{i}", "CartPole-v1", {"way": way},
-                                   [{"step": row[0], plots.AXES[x][0]: row[place], "eval/mean_reward": row[3]}
-                                    for row in run["scores"]]) for i, run in enumerate(runs, 1)]
-            groups.append(plots.RunGroup(f"{WAYS[way]} ({len(told)} seeds)", told))
-        return plots.draw(groups, x, ["eval/mean_reward"], 3)
-
-    return draw
 
 
 def training(document: dict[str, Any]) -> Any:
@@ -72,10 +54,9 @@ PICTURES: dict[str, tuple[str, Draw]] = {
     "docs/assets/scaling-lanes.png": ("sweep_lanes.json", sweep.draw),
     "docs/assets/scaling-batch.png": ("sweep_batch.json", sweep.draw),
     "docs/assets/spread.png": ("spread.json", spread.draw),
-    "docs/assets/spread-cells.png": ("spread_cells.json", spread.draw),
     "docs/assets/sources_figures.png": ("sources_figures.json", sources.draw_figures),
     "docs/assets/sources_games.png": ("sources_games.json", sources.draw_games),
-} | {f"docs/assets/scaling-{x}.png": ("scaling.json", meetings(x)) for x in ("steps", "updates", "time")} | {
+} | {
     f"benchmarks/results/bench/{work}/bench.png": (f"bench/{work}/bench.json", contest)
     for work in ("cartpole", "pong", "halfcheetah")}
 """Every picture of README and docs, its data and who draws it; but for SCREENSHOTS."""

@@ -270,7 +270,7 @@ def test_a_wrong_word_for_a_script_is_found(line, monkeypatch):
 
 
 def test_scripts_are_found_in_every_form():
-    assert len(SCRIPTS) > 30 and {"tests/report/screenshots.py", "tests/system/ray_soak.py"} <= set(SCRIPTS)
+    assert len(SCRIPTS) > 30 and {"tests/report/screenshots.py", "benchmarks/sweep.py lanes"} <= set(SCRIPTS)
     assert any(line.startswith("benchmarks/ranks_speed.py") for line in SCRIPTS), "with taskset before it"
 
 
@@ -304,7 +304,7 @@ def test_openssl_makes_what_pages_ask_of_it(line, tmp_path):
 
 
 OTHERS = {"make", "pip", "python", "python3", "cd", ".", ".venv/bin/pre-commit", "export", "tensorboard", "torchrun",
-          "srun", "ray", "kubectl", "openssl", "curl", "(umask", "qfleet"}
+          "taskset", "srun", "ray", "kubectl", "openssl", "curl", "(umask", "qfleet"}
 """What may stand after a `$`: what is looked at here, and tools of others, which no test of pages starts."""
 
 NEEDS = {r"benchmarks/(?:fast_speed|pong_family|sources|precision|spread)\.py": r"H200|GPU",

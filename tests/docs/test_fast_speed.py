@@ -69,16 +69,29 @@ def test_learners_of_the_benchmark_make_updates(monkeypatch):
     assert learner.step() and learner.updates == 1 and config.learner.batch_size == 8
 
 
-def test_newer_checks_of_whole_updates_stand_beside_the_older_ones(monkeypatch):
+def test_a_table_shows_the_newest_of_several_measurements(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import derived
+    import tables_running
 
-    def row(commit, precision, early, late, met=False):
-        return {"kind": "check", "met": met, "commit": commit, "precision": precision, "distance_early": early,
-                "distance": late}
+    records = [{"kind": "updates", "batch": 32, "set": ["a=1", "b=2"], "updates_per_s": 1.0},
+               {"kind": "updates", "batch": 32, "set": ["b=2", "a=1"], "updates_per_s": 2.0},
+               {"kind": "updates", "batch": 32, "set": ["a=1"], "updates_per_s": 3.0}, {"kind": "beside"}]
+    assert tables_running.newest(records, kind="updates", batch=32, set=("a=1", "b=2"))["updates_per_s"] == 2.0
+    with pytest.raises(IndexError):
+        tables_running.newest(records, kind="updates", batch=512)
 
-    records = [row("a", "fp32", 0.0, 0.5, met=True), row("a", "fp32", 0.001, 0.004), row("a", "bf16", 0.002, 0.019),
-               row("b", "fp32", 0.006, 0.1), row("b", "bf16", 0.011, 0.2), row("b", "fp32", 0.005, 0.15)]
-    assert derived.taped(records) == {
-        "apart": 0.5, "before": {"early fp32": 0.001, "early bf16": 0.002, "all": 0.019},
-        "whole": {"early fp32": 0.006, "early bf16": 0.011, "all": 0.2}}
+
+def test_pong_is_shown_from_all_runs_of_the_recipe_that_were_played_on(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables_running
+
+    def run(seconds, step, score, **more):
+        return {"kind": "pong", "set": [], "commit": "a", "solved_s": seconds, "judged": [[1.0, step, 19.0, 2.0]],
+                "games": {"mean_reward": score}} | more
+
+    records = [run(50.0, 400_000, 20.0), run(70.0, 600_000, 18.0), run(60.0, 500_000, 19.0),
+               run(1.0, 1, 21.0, set=["agent.n_step=3"]), run(2.0, 2, 21.0, games=None), {"kind": "updates"}]
+    assert list(tables_running.pong(records)) == [
+        ("3 runs", "least", "median", "most"), ("seconds", "50", "60", "70"),
+        ("environment steps", "400,000", "500,000", "600,000"),
+        ("mean score of 30 further games", "18.0", "19.0", "20.0")]
