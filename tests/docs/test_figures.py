@@ -22,11 +22,8 @@ MEASURED = re.compile(
 """What looks like something measured: a number with a unit, or so many of so many."""
 
 SETTINGS = {
-    "continuous.md": "5 %, 1.5 ×",
     "fast.md": "7.8 KB, 7.8 GB",
     "fleet.md": "0.5 s, 1 s, 2 s, 8 s",
-    "ngu.md": "120 %, 20 %",
-    "r2d2.md": "95 %, 70 %",
     "report.md": "95 %, 64 MB",
     "slurm.md": "30 s, 10 ×",
 }
