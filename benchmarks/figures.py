@@ -19,7 +19,7 @@ from typing import Any
 
 import pictures
 import tables
-from derived import document
+from tables import read
 
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"(^ +)?<!--=\s*(.+?)\s*-->(.*?)<!--/-->", re.DOTALL | re.MULTILINE)
@@ -77,7 +77,7 @@ def figure(source: str) -> str:
     if keys[-1:] == ["table"] and (found := tables.find(file, "; ".join(keys[:-1]))) is not None:
         return f"\n\n{found}\n\n"
     spec = keys.pop() if keys and FORMAT.fullmatch(keys[-1]) else ""
-    value: Any = document(file)
+    value: Any = read(file)
     for key in keys:
         try:
             value = value[int(key)] if isinstance(value, list) else value[key]

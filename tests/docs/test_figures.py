@@ -76,7 +76,7 @@ def test_a_changed_result_makes_a_page_old(figures, monkeypatch, tmp_path):
     page.write_text("| a <!--=x.json; rate; ,.0f-->1,620<!--/--> | **<!--=x.json; runs; 1; .1%-->9.0 %<!--/-->** |")
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     data = {"rate": 1620.4, "runs": [0.5, 0.09]}
-    monkeypatch.setattr(figures, "document", lambda file: data)
+    monkeypatch.setattr(figures, "read", lambda file: data)
     assert list(figures.numbers(check=True)) == []
     data |= {"rate": 1700.0, "runs": [0.5, -0.12]}
     old = page.read_text()
@@ -102,7 +102,7 @@ def test_a_table_has_the_indent_of_its_marks(figures, monkeypatch, tmp_path):
 
 
 def test_a_mark_that_leads_nowhere_is_refused(figures, monkeypatch):
-    monkeypatch.setattr(figures, "document", lambda file: {"rate": 0.5})
+    monkeypatch.setattr(figures, "read", lambda file: {"rate": 0.5})
     with pytest.raises(SystemExit, match=r"there is no ratio in x\.json, but rate"):
         figures.figure("x.json; ratio; .1f")
     with pytest.raises(SystemExit, match="say how many digits"):
