@@ -115,21 +115,22 @@ def test_every_picture_has_data_or_is_a_screenshot(figures):
     shown = {(page.parent / path).resolve().relative_to(ROOT).as_posix() for page in PAGES
              for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text())}
     kept = {path.relative_to(ROOT).as_posix() for folder in ("docs/assets", "benchmarks/results")
-            for path in (ROOT / folder).rglob("*.png")}
-    assert shown <= kept == {*pictures.PICTURES, *pictures.SCREENSHOTS}
-    script = (ROOT / "tests/report/screenshots.py").read_text()
-    assert all(Path(name).name in script for name in pictures.SCREENSHOTS)
+            for ending in ("png", "gif") for path in (ROOT / folder).rglob(f"*.{ending}")}
+    assert shown <= kept == {*pictures.PICTURES, *pictures.SCREENSHOTS, *pictures.RECORDINGS}
+    for script, names in (("screenshots.py", pictures.SCREENSHOTS), ("gifs.py", pictures.RECORDINGS)):
+        text = (ROOT / "tests/report" / script).read_text()
+        assert all(Path(name).stem in text for name in names)
 
 
 def test_a_picture_is_drawn_anew_when_its_data_changes(figures, monkeypatch, tmp_path):
     import pictures
+    from trials import blank
 
-    rows = [[1, 1, 0, 0, 0.1, 2.0, None], [2, 2, 0, 1, 0.2, 3.0, 4.0]]
-    curve = {"runs": [{"name": "r", "env_id": "E", "rows": rows}]}
+    curve = {"rows": [[1, 0.1], [2, 0.2]]}
     (tmp_path / "c.json").write_text(json.dumps(curve))
     monkeypatch.setattr(pictures, "ROOT", tmp_path)
     monkeypatch.setattr(pictures, "RESULTS", tmp_path)
-    monkeypatch.setattr(pictures, "PICTURES", {"c.png": ("c.json", pictures.PICTURES["docs/assets/cartpole.png"][1])})
+    monkeypatch.setattr(pictures, "PICTURES", {"c.png": ("c.json", lambda document: blank(2, 2))})
     assert list(pictures.draw_all(check=True)) == ["c.png is not drawn from c.json as it is"]
     assert not (tmp_path / "c.png").exists()
     list(pictures.draw_all(check=False))
