@@ -35,7 +35,8 @@ class Advantage:
 
         def loss(net, target, batch, rng) -> Loss:
             """y = r + γ max q⁻(s', ·) − α (max q⁻(s, ·) − q⁻(s, a))."""
-            action, reward, discount = (batch.rows[name][:, 0] for name in ("action", "reward", "discount"))
+            names = ("action", "reward", "discount")
+            action, reward, discount = (batch.rows[name][:, 0] for name in names)
             with torch.no_grad():
                 q_BA, q_next_BA = target(batch.obs(0)), target(batch.obs(1))
                 behind = q_BA.amax(1) - gather_actions(q_BA, action)
@@ -43,4 +44,6 @@ class Advantage:
             q = gather_actions(net(batch.obs(0)), action)
             return Loss(huber(q, y), (y - q.detach()).abs(), metrics={"train/behind": behind})
 
-        return Agent(lambda: value_based.QNetwork(dqn.Config(hidden=cfg.hidden), spec), act, loss, Window())
+        def network():
+            return value_based.QNetwork(dqn.Config(hidden=cfg.hidden), spec)
+        return Agent(network, act, loss, Window())

@@ -26,7 +26,8 @@ class Fourier(nn.Module):
         super().__init__()
         if any(leaf.kind != "vector" for leaf in observation.values()):
             raise ValueError("Fourier features are for vector observations")
-        self.waves = nn.Linear(sum(math.prod(leaf.shape) for leaf in observation.values()), waves)
+        numbers = sum(math.prod(leaf.shape) for leaf in observation.values())
+        self.waves = nn.Linear(numbers, waves)
         nn.init.normal_(self.waves.weight, std=scale)
 
     def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:

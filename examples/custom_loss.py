@@ -19,20 +19,25 @@ class TwoHot:
     """What `agent.algo` names: a `Config` and a `build`."""
 
     class Config(CategoricalConfig, ValueBasedConfig):
-        smoothing: Fraction = Field(0.01, description="share of the target that is spread over all atoms")
+        smoothing: Fraction = Field(
+            0.01, description="share of the target that is spread over all atoms")
 
     @staticmethod
     def build(cfg: Config, spec):
         def values(logits: torch.Tensor) -> torch.Tensor:
-            return (logits.softmax(-1) * cfg.support(logits)).sum(-1)  # [..., Z] -> [...]
+            return (logits.softmax(-1) * cfg.support(logits)).sum(-1)  # [...]
 
         def td_loss(prediction, action, target, next_prediction):
             """Loss and priority [B]: the target y falls between two atoms, and is divided among them."""
             logits = gather_actions(prediction.distribution, action)  # [B, Z]
             y = target_values(cfg, target, values(next_prediction.distribution))
-            two_hot = categorical_projection(y[:, None], torch.ones_like(y[:, None]), cfg.support(logits))
+            one = torch.ones_like(y[:, None])
+            two_hot = categorical_projection(y[:, None], one, cfg.support(logits))
             m = (1 - cfg.smoothing) * two_hot + cfg.smoothing / cfg.atoms
             return cross_entropy(logits, m), (y - values(logits.detach())).abs()
 
-        model = make_return_model(cfg, spec, lambda logits: unscale(cfg, values(logits)), td_loss, (cfg.atoms,))
+        def q_values(logits: torch.Tensor) -> torch.Tensor:
+            return unscale(cfg, values(logits))
+
+        model = make_return_model(cfg, spec, q_values, td_loss, (cfg.atoms,))
         return make_value_agent(cfg, spec, model)

@@ -22,10 +22,11 @@ class Block(nn.Module):
         return x + self.layers(x)
 
 
-def residual(shape: tuple[int, ...], norm: Norm, widths: tuple[int, ...] = (16, 32)) -> nn.Module:
+def residual(shape: tuple[int, ...], norm: Norm, widths=(16, 32)) -> nn.Module:
     """[B, *shape] in [0, 1] -> [B, features]; every stage halves the picture."""
     channels, layers = shape[0], []
     for width in widths:
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1), Block(width, norm)]
+        layers += [nn.Conv2d(channels, width, 3, padding=1),
+                   nn.MaxPool2d(3, stride=2, padding=1), Block(width, norm)]
         channels = width
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())

@@ -39,7 +39,7 @@ from qfleet.interface.scoring import EvalResult, check_protocol, evaluate_policy
 from qfleet.interface.trained_agent import TrainedAgent
 from qfleet.interface.user_types import EnvLike, SinkLike, WrapperLike
 from qfleet.launch import allreduce_run, attempt, driver
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig import resolution
 from qfleet.runconfig.auto import resolve_auto, run_threads, training_device
 from qfleet.runconfig.build import make_env, with_step_limit
@@ -59,7 +59,14 @@ __all__ = ["Callback", "CallbackError", "Episode", "EvalResult", "Evaluation", "
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """One step of a rollout: the rendered frame after it, the unclipped reward, and True if the episode ended."""
+    """One step of a rollout.
+
+    Attributes:
+        frame: Image [H, W, 3] after the step; None without rendering.
+        reward: Unclipped reward.
+        episode: Index of the episode.
+        done: True if the episode has ended.
+    """
 
     frame: np.ndarray | None
     reward: float
@@ -95,9 +102,9 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
     Raises:
         UserError: The configuration is invalid, or the run directory exists or cannot be written.
 
-    Example:
-        >>> result = qfleet.train("cartpole", seed=3, total_steps=20_000, learner=dict(batch_size=64))
-        >>> result = qfleet.train(env=MyEnv, wrappers=[(Scale, {"factor": 0.5})], progress=True)
+    Examples:
+        >>> result = qfleet.train("cartpole", seed=3, learner=dict(batch_size=64))
+        >>> result = qfleet.train(env=MyEnv, wrappers=[(Scale, {"factor": 0.5})])
     """
     receivers = check_sinks(sinks)
     resolved = resolve_arguments(config, overrides, env, wrappers, settings, provenance)
@@ -136,8 +143,8 @@ def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | Non
     Raises:
         UserError: There is no such run, an override is not allowed, or the run is not trusted.
 
-    Example:
-        >>> qfleet.resume("runs/my-run", total_steps=200_000)
+    Examples:
+        >>> result = qfleet.resume("runs/my-run", total_steps=200_000)
     """
     receivers = check_sinks(sinks)
     directory, config = changed_config(run, overrides, root, trust, env, wrappers, settings)
@@ -221,8 +228,9 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
         UserError: An argument is out of range, or there is no such run or checkpoint.
         torch.OutOfMemoryError: The GPU does not have enough memory.
 
-    Example:
-        >>> qfleet.evaluate("runs/my-run", episodes=100).mean_reward
+    Examples:
+        >>> result = qfleet.evaluate("runs/my-run", episodes=100)
+        >>> mean, error = result.mean_reward, result.standard_error
     """
     check_protocol(episodes, lanes, epsilon, seed)
     try:
@@ -259,7 +267,7 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
     Raises:
         UserError: There is no such run or checkpoint, or the environment cannot render.
 
-    Example:
+    Examples:
         >>> frames = [step.frame for step in qfleet.rollout("runs/my-run")]
     """
     require_positive(episodes=episodes)
@@ -301,7 +309,7 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     Raises:
         UserError: There is no such run or checkpoint, it is damaged or not trusted, or the device is not available.
 
-    Example:
+    Examples:
         >>> agent = qfleet.load("runs/my-run")
         >>> action = agent.act(obs)
     """
@@ -337,9 +345,9 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
             exported.
         ExportError: The file cannot be written, or computes something else than the policy.
 
-    Example:
-        >>> qfleet.export("runs/my-run", "my-policy")
-        >>> qfleet.export("runs/my-run", "my-policy.onnx")
+    Examples:
+        >>> path = qfleet.export("runs/my-run", "my-policy")
+        >>> path = qfleet.export("runs/my-run", "my-policy.onnx")
     """
     out = Path(out)
     chosen = chosen_format(out, format)

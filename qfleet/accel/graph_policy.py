@@ -21,7 +21,7 @@ import torch
 
 from qfleet.accel.cuda_graph import capture_graph, fast_math, on_side_stream
 from qfleet.accel.protocols import EagerPolicy
-from qfleet.core.agent import Decision, ExplorationParams, Memory
+from qfleet.core.agent import Decision, ExplorationParams, Memory, NoiseProcess
 from qfleet.core.env import EnvSpec, Obs
 from qfleet.core.errors import UserError
 from qfleet.core.tracebacks import first_line
@@ -36,12 +36,15 @@ STREAM_PRIORITY = -1
 
 @dataclass(frozen=True)
 class GraphKey:
-    """Properties of `ExplorationParams` that are constants of a graph: which fields are set, and the scalars."""
+    """Properties of `ExplorationParams` that are constants of a graph: which fields are set, and the rest.
+
+    `process` is on the policy's device.
+    """
 
     noise: bool
     index: bool
     sigma: bool
-    theta: float
+    process: NoiseProcess
     count: int
     choice: bool
 
@@ -65,6 +68,7 @@ class GraphPolicy:
             self._obs[name] = torch.zeros((lanes, *leaf.shape), dtype=dtype, device=device)
         self._inputs_host = torch.zeros((6, lanes), pin_memory=gpu)  # ε, 1 if continuing, reward, index, σ, choice
         self._inputs = torch.zeros((6, lanes), device=device)
+        self._processes: dict[NoiseProcess, NoiseProcess] = {}  # on the host -> on the device
         self._continuing, self._reward = np.zeros(lanes, bool), np.zeros(lanes, np.float32)
         self._recurrent = policy.agent.recurrent_state
         self._memory: Memory = None if self._recurrent is None else self._recurrent.initial(lanes, device)
@@ -133,8 +137,10 @@ class GraphPolicy:
         self._continuing[:] = True
         has_index, has_sigma = params.index is not None, params.sigma is not None
         has_choice = params.choice is not None
-        decision = self._choose(
-            GraphKey(params.network_noise, has_index, has_sigma, params.theta, params.count, has_choice))
+        if params.process not in self._processes:
+            self._processes[params.process] = params.process.to(self.policy.device)
+        decision = self._choose(GraphKey(params.network_noise, has_index, has_sigma, self._processes[params.process],
+                                         params.count, has_choice))
         found = {"action": decision.action} | {name: decision.extras[name] for name in self.columns}
         if self._done is not None:
             found = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
@@ -155,7 +161,7 @@ class GraphPolicy:
     def _params(self, key: GraphKey) -> ExplorationParams:
         """Exploration parameters with these properties, from the current inputs."""
         return ExplorationParams(self._inputs[0], key.noise, self._inputs[3].long() if key.index else None,
-                                 self._inputs[4] if key.sigma else None, key.theta, key.count,
+                                 self._inputs[4] if key.sigma else None, key.process, key.count,
                                  self._inputs[5] if key.choice else None)
 
     def _step(self, params: ExplorationParams) -> Decision:

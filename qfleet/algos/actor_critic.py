@@ -25,7 +25,18 @@ from torch import nn
 from qfleet.algos.value_based import inactive_encoder_options, reject_unused_options, unused_options
 from qfleet.config import Config as Section
 from qfleet.config import Fraction, NonNegative, Positive, PositiveCount
-from qfleet.core.agent import Agent, Decision, ExplorationParams, Loss, Memory, ParamGroup, RecurrentState, Tensors
+from qfleet.core.agent import (
+    NOISE_COMPONENTS,
+    Agent,
+    Decision,
+    ExplorationParams,
+    Loss,
+    Memory,
+    NoiseProcess,
+    ParamGroup,
+    RecurrentState,
+    Tensors,
+)
 from qfleet.core.env import Box, EnvSpec
 from qfleet.core.errors import UserError
 from qfleet.core.replay import Sample, Window
@@ -195,14 +206,13 @@ def critics_of(net: actor_critic.ActorCritic) -> list[actor_critic.Critic]:
 
 def add_exploration_noise(action: torch.Tensor, noise: torch.Tensor, explore: ExplorationParams,
                           rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Action to take [N, A], clipped to ±1, and its noise, of which the next step keeps the fraction 1 − θ.
+    """Action to take [N, A], clipped to ±1, and the next state of the noise [N, A, K].
 
     With probability ε the action is uniformly random. Without noise and ε nothing is drawn.
     """
     if explore.sigma is not None:
-        fresh = torch.randn(action.shape, generator=rng, device=action.device)
-        noise = (1 - explore.theta) * noise + explore.sigma[:, None] * fresh
-        action = (action + noise).clamp(-1, 1)
+        noise = next_noise(noise, explore.sigma, explore.process, rng)
+        action = (action + noise.sum(2)).clamp(-1, 1)
     if bool(explore.epsilon.any()):
         chance = torch.rand(len(action), generator=rng, device=action.device)
         random = 2 * torch.rand(action.shape, generator=rng, device=action.device) - 1
@@ -210,13 +220,25 @@ def add_exploration_noise(action: torch.Tensor, noise: torch.Tensor, explore: Ex
     return action, noise
 
 
+def next_noise(noise: torch.Tensor, sigma: torch.Tensor, process: NoiseProcess, rng: torch.Generator) -> torch.Tensor:
+    """The state after `noise` [N, A, K] with scales `sigma` [N]. A component that is 0 is at the start of an episode.
+
+    The K components may be more than the process has; the others stay 0.
+    """
+    used, unused = len(process.decay), noise.shape[2] - len(process.decay)
+    fresh = sigma[:, None, None] * torch.randn((*noise.shape[:2], used), generator=rng, device=noise.device)
+    before = noise[..., :used]
+    after = process.decay * before + torch.where(before == 0, process.start, process.gain) * fresh
+    return torch.nn.functional.pad(after, (0, unused)) if unused else after
+
+
 def make_recurrent_state(box: Box) -> RecurrentState:
     """State of the exploration noise, reset to 0 at the start of every episode."""
     def initial(lanes: int, device: torch.device) -> Tensors:
-        return {"noise": torch.zeros(lanes, box.size, device=device)}
+        return {"noise": torch.zeros(lanes, box.size, NOISE_COMPONENTS, device=device)}
 
     def reset(memory: Memory, over: torch.Tensor) -> Memory:
-        return {"noise": memory["noise"] * ~over[:, None]}
+        return {"noise": memory["noise"] * ~over[:, None, None]}
 
     return RecurrentState(initial, lambda memory, reward: memory, reset)
 

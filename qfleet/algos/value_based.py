@@ -43,7 +43,7 @@ from qfleet.networks.torsos import Torso, TorsoPool, TorsoSpectralNorm, TorsoWid
 class ValueBasedConfig(Section):
     """Options that all value-based agents share; an algorithm's `Config` is a subclass with options of its own.
 
-    Example:
+    Examples:
         >>> class Config(ValueBasedConfig):
         ...     expectile: Fraction = Field(0.5, description="weight of positive TD errors")
     """
@@ -127,14 +127,14 @@ class QNetwork(nn.Module):
 class Prediction(NamedTuple):
     """What a network predicts of the returns of all actions.
 
-    Args:
-        q: values [B, A], in units of the return; actions are chosen by them
-        distribution: what the loss compares, [B, A, ...], in the units that the network learns. A scalar value is its
-            own distribution
-        tau: fractions [B, N] of sampled quantiles, None without sampling
+    Attributes:
+        q: Values [B, A], in units of the return; actions are chosen by them.
+        distribution: What the loss compares, [B, A, ...], in the units that the network learns. A scalar value is its
+            own distribution.
+        tau: Fractions [B, N] of sampled quantiles, None without sampling.
 
-    Example:
-        >>> Prediction(q=(logits.softmax(2) * support).sum(2), distribution=logits)  # C51
+    Examples:
+        >>> prediction = Prediction(q=(logits.softmax(2) * support).sum(2), distribution=logits)  # C51
     """
 
     q: torch.Tensor
@@ -147,12 +147,13 @@ class BootstrapTarget(NamedTuple):
 
     `target_values` computes it for values and quantiles; other distributions compute their own, as C51 does.
 
-    Args:
-        ret: n-step return [B], with the bonus of Munchausen
-        discount: γⁿ [B], 0 after a termination
-        action: next action a' [B]; None if targets are soft
-        pi: soft policy [B, A] that a' is drawn from; None if targets are not soft
-        entropy: −τ log π [B, A], which a soft policy adds to the return of each action; None if targets are not soft
+    Attributes:
+        ret: n-step return [B], with the bonus of Munchausen.
+        discount: γⁿ [B], 0 after a termination.
+        action: Next action a' [B]; None if targets are soft.
+        pi: Soft policy [B, A] that a' is drawn from; None if targets are not soft.
+        entropy: −τ log π [B, A], which a soft policy adds to the return of each action; None if targets are not
+            soft.
     """
 
     ret: torch.Tensor
@@ -173,23 +174,24 @@ class ReturnModel:
     `make_return_model` builds one whose prediction is the output of a `QNetwork`, which fits most algorithms. All
     functions are pure, and draw random numbers only from `noise` and `rng`.
 
-    Args:
-        network: builds the trained module
-        predict_online: (net, obs, noise, rng) -> Prediction of the trained network
-        predict_target: the same of the target network
-        predict_for_acting: the same for action selection; the three differ in the number of sampled quantiles
-        read_prediction: rebuilds the acting prediction from the columns `priority_inputs`, {name: [N, ...]}
-        priority_inputs: columns of a prediction that actors keep to compute priorities, name -> (shape, dtype)
+    Attributes:
+        network: Builds the trained module.
+        predict_online: (net, obs, noise, rng) -> Prediction of the trained network.
+        predict_target: The same of the target network.
+        predict_for_acting: The same for action selection; the three differ in the number of sampled quantiles.
+        read_prediction: Rebuilds the acting prediction from the columns `priority_inputs`, {name: [N, ...]}.
+        priority_inputs: Columns of a prediction that actors keep to compute priorities, name -> (shape, dtype).
         td_loss: (prediction, action, target, next_prediction) -> loss and priority, [B] each. `prediction` is that of
             the trained network, `action` [B] was taken, `next_prediction` is that of the target network in the next
-            state. The loss is neither weighted nor averaged, the priority is without gradient
-        values: (net, obs) -> values [B, A] without randomness; None: those of `predict_for_acting`, which then draws
-            nothing without noise
+            state. The loss is neither weighted nor averaged, the priority is without gradient.
+        values: (net, obs) -> values [B, A] without randomness; None = those of `predict_for_acting`, which then draws
+            nothing without noise.
 
-    Example:
-        >>> ReturnModel(network=lambda: QNetwork(cfg, spec), predict_online=predict, predict_target=predict,
-        ...             predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
-        ...             priority_inputs={"distribution": ((spec.num_actions,), "float32")})
+    Examples:
+        >>> model = ReturnModel(
+        ...     network=lambda: QNetwork(cfg, spec), predict_online=predict, predict_target=predict,
+        ...     predict_for_acting=predict, read_prediction=read_prediction, td_loss=td_loss,
+        ...     priority_inputs={"distribution": ((spec.num_actions,), "float32")})
     """
 
     network: Callable[[], nn.Module]
@@ -209,14 +211,17 @@ def make_return_model(
     """Model whose prediction is the output of a `QNetwork`: a value or a distribution per action.
 
     Args:
-        cfg: options of the agent
-        spec: spaces of the environment
-        q_values: values [B, A] in units of the return, of the network's output [B, A, *shape]
-        td_loss: loss and priority, see `ReturnModel`
-        shape: shape of one action's output; () for a scalar value
+        cfg: Options of the agent.
+        spec: Spaces of the environment.
+        q_values: Values [B, A] in units of the return, of the network's output [B, A, *shape].
+        td_loss: Loss and priority, see `ReturnModel`.
+        shape: Shape of one action's output; () for a scalar value.
 
-    Example:
-        >>> make_return_model(cfg, spec, lambda quantiles: quantiles.mean(2), td_loss, (cfg.quantiles,))
+    Returns:
+        The model, for `make_value_agent`.
+
+    Examples:
+        >>> model = make_return_model(cfg, spec, lambda quantiles: quantiles.mean(2), td_loss, (cfg.quantiles,))
     """
     def read_prediction(columns: Tensors) -> Prediction:
         return Prediction(q_values(columns["distribution"]), columns["distribution"])
@@ -287,14 +292,17 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
     """Build an agent that learns returns as represented by `model`, with the options of `cfg`.
 
     Args:
-        cfg: options of the agent
-        spec: spaces of the environment
-        model: network, predictions and loss
+        cfg: Options of the agent.
+        spec: Spaces of the environment.
+        model: Network, predictions and loss.
+
+    Returns:
+        The agent, for `build` of an algorithm.
 
     Raises:
-        UserError: an option has no effect on this environment, or `agent.encoder` cannot be called.
+        UserError: An option has no effect on this environment, or `agent.encoder` cannot be called.
 
-    Example:
+    Examples:
         A loss of a user, named `agent.algo=my_module:SquaredLog`:
 
         >>> class SquaredLog:

@@ -61,9 +61,10 @@ class Config(BaseModel):
         return value
 
     def inactive(self) -> dict[str, str]:
-        """Fields without effect given the others, with the reason: setting one of them is an error.
+        """Fields without effect given the others. Setting one of them is an error.
 
-        A section may also list dotted keys of the sections inside it.
+        Returns:
+            Reason by field name. A section may also list dotted keys of the sections inside it.
         """
         return {}
 

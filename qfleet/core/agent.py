@@ -26,47 +26,88 @@ ROW_MOMENTS = ("row_count", "row_mean", "row_square")
 mean [K] and the sum of squared deviations [K] of their values."""
 
 
+@dataclass(frozen=True, eq=False)
+class NoiseProcess:
+    """Noise on continuous actions: the sum of K independent first-order processes.
+
+    With ξ ~ N(0, 1), component k is x′ = decay_k · x + gain_k · σ · ξ, and start_k · σ · ξ at the
+    first step of an episode. All fields are [K], K ≤ `NOISE_COMPONENTS`.
+    """
+
+    decay: torch.Tensor
+    gain: torch.Tensor
+    start: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.decay) <= NOISE_COMPONENTS:
+            raise ValueError(f"a NoiseProcess has 1 to {NOISE_COMPONENTS} components, not {len(self.decay)}")
+
+    def to(self, device: torch.device) -> NoiseProcess:
+        return NoiseProcess(self.decay.to(device), self.gain.to(device), self.start.to(device))
+
+
+NOISE_COMPONENTS = 5
+"""Components of the action noise in the recurrent state of agents for continuous actions."""
+
+
+def first_order_noise(theta: float) -> NoiseProcess:
+    """x′ = (1 − θ) x + σ ξ from x = 0: white noise for θ = 1."""
+    return NoiseProcess(torch.tensor([1 - theta]), torch.ones(1), torch.ones(1))
+
+
+WHITE_NOISE = first_order_noise(1.0)
+
+
 @dataclass(frozen=True)
 class ExplorationParams:
     """Exploration parameters of N lanes.
 
-    `epsilon` [N] is the probability of a random action. `network_noise` turns on the noise of
-    networks that have their own (noisy nets).
-
-    `index` [N] selects one of an agent's `count` policies, for agents with a family of policies;
-    None selects the one for evaluation. `count` is 0 if unknown.
-
-    `sigma` [N] is the scale of the noise added to continuous actions, None = no noise. The noise is
-    autocorrelated: each step keeps the fraction 1 − `theta` of the previous noise, so `theta` = 1
-    is white noise.
-
-    `choice` [N] selects the random discrete actions: action ⌊choice · A⌋ of A; None draws them
-    uniformly.
+    Attributes:
+        epsilon: Probability of a random action [N].
+        network_noise: Turns on the noise of networks that have their own (noisy nets).
+        index: Policy of each lane [N], for agents with a family of policies; None = the one for evaluation.
+        sigma: Scale of the noise added to continuous actions [N]; None = no noise.
+        process: Correlation of that noise in time; white noise by default.
+        count: Number of policies of the family; 0 = unknown.
+        choice: Selects the random discrete actions [N]: action ⌊choice · A⌋ of A; None draws them uniformly.
     """
 
     epsilon: torch.Tensor
     network_noise: bool = True
     index: torch.Tensor | None = None
     sigma: torch.Tensor | None = None
-    theta: float = 1.0
+    process: NoiseProcess = WHITE_NOISE
     count: int = 0
     choice: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> ExplorationParams:
+        """Copy the parameters to a device.
+
+        Args:
+            device: Target device.
+
+        Returns:
+            Parameters with tensors on that device.
+        """
         index, sigma, choice = (
             None if x is None else x.to(device) for x in (self.index, self.sigma, self.choice))
-        return replace(self, epsilon=self.epsilon.to(device), index=index, sigma=sigma, choice=choice)
+        process = self.process if sigma is None else self.process.to(device)
+        return replace(
+            self, epsilon=self.epsilon.to(device), index=index, sigma=sigma, process=process, choice=choice)
 
 
 @dataclass(frozen=True)
 class RecurrentState:
     """Functions that manage an agent's recurrent state.
 
-    `initial(lanes, device)` returns the state before the first episode, `observe(memory, reward)`
-    adds the reward [N] of the last step, and `reset(memory, over)` clears the lanes [N] whose
-    episode ended. Keys in `persistent` survive episodes and are checkpointed. Names, shapes and
-    dtypes never change. All functions return new tensors, since the old ones may not have been
+    Names, shapes and dtypes never change. All functions return new tensors, since the old ones may not have been
     stored yet.
+
+    Attributes:
+        initial: `initial(lanes, device)` returns the state before the first episode.
+        observe: `observe(memory, reward)` adds the reward [N] of the last step.
+        reset: `reset(memory, over)` clears the lanes [N] whose episode ended.
+        persistent: Entries that survive episodes and are checkpointed.
     """
 
     initial: Callable[[int, torch.device], Memory]
@@ -77,9 +118,12 @@ class RecurrentState:
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions [N, ...], the next recurrent state, and `extras`: additional columns of the row.
+    """Result of `Agent.act`.
 
-    `extras` must not be modified afterwards.
+    Attributes:
+        action: Actions [N, ...].
+        memory: Next recurrent state; None for agents without one.
+        extras: Additional columns of the row, by name. They must not be modified afterwards.
     """
 
     action: torch.Tensor
@@ -89,10 +133,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Loss:
-    """Unreduced, unweighted loss [B] and new priorities [B] of a batch.
+    """Result of `Agent.loss`. The learner multiplies it by the importance weights and averages it.
 
-    `extra` is added to the weighted mean. `buffers` are new values of network buffers (running
-    statistics) by name, applied only if the update is applied.
+    Attributes:
+        per_item: Unreduced, unweighted loss [B].
+        priority: New priorities [B].
+        extra: Scalar that is added to the weighted mean; None = nothing.
+        metrics: Values to log, by tag, averaged over the batch.
+        buffers: New values of network buffers (running statistics) by name, applied only if the update is applied.
     """
 
     per_item: torch.Tensor
@@ -104,7 +152,12 @@ class Loss:
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Optimizer settings of some parameters: `lr_factor` × learning rate, stepped every `period`-th update."""
+    """Optimizer settings of some parameters.
+
+    Attributes:
+        lr_factor: Factor of the learning rate.
+        period: The parameters change at every `period`-th update.
+    """
 
     lr_factor: float
     period: int = 1
@@ -112,42 +165,39 @@ class ParamGroup:
 
 @dataclass(frozen=True)
 class Agent:
-    """An algorithm: `network()` builds the trained module; `act` and `loss` are pure functions of it.
+    """An algorithm. `act` and `loss` are pure functions of the network.
 
-    `act(net, obs, memory, params, rng) -> Decision`; `loss(net, target, batch, rng) -> Loss`.
-
-    `columns` declares the columns that `Decision.extras` adds to every row: name -> (shape, dtype).
-
-    `priority_inputs` are columns of the same form that are not stored. From these and from reward,
-    discount, last and action, `priority(rows) -> [S]` computes the initial priorities of new
-    windows; `rows` are [S, T, ...]. Without `priority`, windows start with the largest priority
-    seen so far. `evaluate_actions(net, obs, action)` returns the priority inputs that `act` does
-    not; it is called only where they are needed.
-
-    `recurrent_state` is set for recurrent agents. `stored_states` are columns of recurrent state
-    needed for training. They are stored only at `state_rows`, counted from the start of a window,
-    and are [B, M, ...] in a batch.
-
-    `q_values(extras)` returns the values [N, A] of all actions, in units of the return, from the
-    extras of a decision; None if an action has no value of its own, as with continuous actions.
-
-    An agent with several `arms` is evaluated with the best one: its network has a buffer `arm`,
-    which the evaluator sets to that index. `eval_buffers` names all buffers that the evaluator
-    writes. They are saved with the weights, and policies that load the weights start from them;
-    buffer `kept.NAME` holds entry NAME of `RecurrentState.persistent`.
-
-    `param_groups` maps prefixes of parameter names to their optimizer settings. `loss_when_frozen`
-    is the loss for updates in which all groups with a period are frozen; it omits the terms that
-    train only these groups.
-
-    `greedy(net, obs, memory) -> Decision` are the actions without exploration, for export to other
-    runtimes: it draws no random numbers, depends on no value of a tensor in Python, and returns the
-    values [N, A] of discrete actions as `extras["q"]`. It reads the entries `greedy_state` of the
-    recurrent state and returns those that change.
-
-    `row_values(columns)` returns the values [R, K] of the rows of a chunk, columns [R, ...], whose
-    moments the learner keeps in the network's buffers `ROW_MOMENTS`. Every row in which an action was
-    taken counts once.
+    Attributes:
+        network: `network()` builds the trained module.
+        act: `act(net, obs, memory, params, rng) -> Decision` chooses actions.
+        loss: `loss(net, target, batch, rng) -> Loss`; `target` is the target network.
+        window: Rows of one training item.
+        columns: Columns that `Decision.extras` adds to every row: name -> (shape, dtype).
+        priority_inputs: Columns of the same form from which `priority` is computed. They are not stored.
+        priority: `priority(rows) -> [S]` computes the initial priorities of new windows from `priority_inputs`,
+            reward, discount, last and action; `rows` are [S, T, ...]. None = the largest priority seen so far.
+        evaluate_actions: `evaluate_actions(net, obs, action)` returns the priority inputs that `act` does not. It is
+            called only where they are needed.
+        recurrent_state: Functions of the recurrent state, for recurrent agents.
+        stored_states: Columns of recurrent state needed for training. They are stored only at `state_rows`, and are
+            [B, M, ...] in a batch.
+        state_rows: Rows of `stored_states`, counted from the start of a window.
+        arms: Number of policies of the family. With several, the evaluator sets the network's buffer `arm` to the
+            best one.
+        eval_buffers: Network buffers that the evaluator writes. They are saved with the weights, and policies that
+            load the weights start from them; buffer `kept.NAME` holds entry NAME of `RecurrentState.persistent`.
+        param_groups: Prefix of parameter names -> optimizer settings of these parameters.
+        loss_when_frozen: Loss for updates in which all groups with a period are frozen. It omits the terms that train
+            only these groups.
+        greedy: `greedy(net, obs, memory) -> Decision` are the actions without exploration, for export to other
+            runtimes. It draws no random numbers, depends on no value of a tensor in Python, and returns the values
+            [N, A] of discrete actions as `extras["q"]`.
+        greedy_state: Entries of the recurrent state that `greedy` reads. It returns those that change.
+        q_values: `q_values(extras)` returns the values [N, A] of all actions, in units of the return, from the extras
+            of a decision; None if an action has no value of its own, as with continuous actions.
+        row_values: `row_values(columns)` returns the values [R, K] of the rows of a chunk, columns [R, ...]. The
+            learner keeps their moments in the network buffers `ROW_MOMENTS`. Every row in which an action was taken
+            counts once.
     """
 
     network: Callable[[], nn.Module]
@@ -172,7 +222,21 @@ class Agent:
 
 
 def epsilon_greedy(q_NA: torch.Tensor, params: ExplorationParams, rng: torch.Generator) -> torch.Tensor:
-    """ε-greedy actions [N]: the argmax, or with probability ε a uniformly random action, per lane."""
+    """ε-greedy actions: the argmax, or with probability ε a random action, per lane.
+
+    Args:
+        q_NA: Values of all actions [N, A].
+        params: Exploration parameters; `epsilon` and `choice` are used.
+        rng: Generator of the random draws.
+
+    Returns:
+        Actions [N].
+
+    Examples:
+        >>> q = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+        >>> epsilon_greedy(q, ExplorationParams(torch.zeros(2)), torch.Generator())
+        tensor([1, 0])
+    """
     lanes, actions = q_NA.shape
     chance = torch.rand(lanes, generator=rng, device=q_NA.device)
     random = torch.randint(actions, (lanes,), generator=rng, device=q_NA.device)

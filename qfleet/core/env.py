@@ -22,9 +22,17 @@ class Leaf:
 
     An image leaf is channel-first, `(stack * C, H, W)`: `stack` consecutive frames of `C` channels
     on the first axis, newest last, zeros before the episode's first frame. Replay stores each frame
-    once. The network reads its values divided by `divisor`, or with `symbols` one-hot, as one plane
-    per value; higher ones count as the last. A category leaf holds integers; `sizes` is the number
-    of values of each entry (one-hot in the network).
+    once. The network reads its values divided by `divisor`, or with `symbols` one-hot.
+
+    Attributes:
+        shape: Shape, without a batch axis.
+        dtype: Dtype of the stored values.
+        kind: `image`, `vector` or `category`.
+        sizes: Number of values of each entry of a category leaf, which holds integers (one-hot in the network).
+        stack: Frames of an image.
+        largest: Largest value of an image; None = that of its dtype.
+        symbols: Number of values of an image of symbols: the network reads one plane per value, higher ones count as
+            the last. 0 = no symbols.
     """
 
     shape: tuple[int, ...]
@@ -65,9 +73,14 @@ class Box:
 class EnvSpec:
     """Observation and action spaces of an environment. Equal specs mean interchangeable environments.
 
-    Discrete actions are 0 ... `num_actions` − 1. With `box`, actions are arrays of its shape and
-    `num_actions` is 0. `spaces` are the environment's own spaces in JSON (`envs.stored_spaces`), None
-    if unknown or if the agent's are the environment's (Atari).
+    Attributes:
+        id: Environment id.
+        observation: Arrays of the observation, by name.
+        num_actions: Discrete actions are 0 ... `num_actions` − 1; 0 for continuous actions.
+        frames_per_step: Emulator frames per environment step.
+        box: Continuous action space; None for discrete actions.
+        spaces: The environment's own spaces in JSON (`envs.stored_spaces`); None if unknown or if the agent's are the
+            environment's (Atari).
     """
 
     id: str
@@ -123,17 +136,19 @@ class EnvSpec:
 class StepResult:
     """Result of one vector step, per lane.
 
-    `reward` (as trained on) and `discount` (0 = terminated) belong to the step just taken;
-    `raw_reward` is the unclipped reward. `obs` is the next observation; `last` marks the end of the
-    episode. The step after a `last` ignores its action and returns the first observation of the
-    next episode, with zero reward, discount and raw reward.
+    The step after a `last` ignores its action and returns the first observation of the next episode,
+    with zero reward, discount and raw reward.
 
-    `aborted` marks episodes that ended without a result because the environment was rebuilt: the
-    previous observation is the final row, `obs` begins another episode, and the return is not
-    counted.
-
-    `info` and `final_info` have an entry for lanes with `last`: the episode's `env.info_metrics`
-    and the `info` of its final step, as far as they are known.
+    Attributes:
+        obs: Next observations.
+        reward: Rewards of the step just taken, as trained on.
+        discount: 0 where the step terminated the episode, else 1.
+        last: True at the end of an episode.
+        raw_reward: Unclipped rewards.
+        aborted: True for episodes that ended without a result because the environment was rebuilt. The previous
+            observation is the final row, `obs` begins another episode, and the return is not counted.
+        info: The episode's `env.info_metrics`, by lane, where `last` is true.
+        final_info: `info` of the episode's final step, by lane, as far as it is known.
     """
 
     obs: Obs
@@ -151,18 +166,52 @@ class VectorEnv(Protocol):
 
     Returned arrays stay unchanged until the `recv` after the next one: they are stored while the
     lanes compute.
+
+    Attributes:
+        spec: Observations and actions.
+        lanes: Number of environments.
     """
 
     spec: EnvSpec
     lanes: int
 
-    def reset(self, seeds: Sequence[int]) -> Obs: ...
-    def send(self, actions: np.ndarray) -> None: ...
-    def recv(self) -> StepResult: ...
+    def reset(self, seeds: Sequence[int]) -> Obs:
+        """Start an episode in every lane.
+
+        Args:
+            seeds: One seed per lane.
+
+        Returns:
+            First observations.
+        """
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start a step.
+
+        Args:
+            actions: One action per lane.
+        """
+
+    def recv(self) -> StepResult:
+        """Wait for the end of the step.
+
+        Returns:
+            Its result.
+        """
+
     def render(self) -> np.ndarray | None:
-        """Image of lane 0, [H, W, 3] uint8; None if the environment does not render."""
+        """Render lane 0.
+
+        Returns:
+            Image [H, W, 3] uint8; None if the environment does not render.
+        """
 
     def faults(self) -> int:
-        """Number of episodes lost because an environment failed and was rebuilt."""
+        """Count environments that failed.
 
-    def close(self) -> None: ...
+        Returns:
+            Number of episodes lost because an environment failed and was rebuilt.
+        """
+
+    def close(self) -> None:
+        """Close all environments."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Invalid input. The message names the value and the remedy; shown without traceback, exit code 2."""
+    """Invalid input. The message names the value and the remedy. The command line shows no traceback, exit code 2.
+
+    Examples:
+        >>> qfleet.train("cartpole", learner=dict(batch_sise=64))
+        Traceback (most recent call last):
+            ...
+        qfleet.core.errors.UserError: keyword: learner.batch_sise: unknown key; did you mean learner.batch_size?
+    """
 
 
 class EnvFault(Exception):

@@ -9,20 +9,58 @@ from qfleet.core.agent import ExplorationParams
 
 
 class Explorer(Protocol):
-    def params(self, steps: int) -> ExplorationParams: ...
+    """Exploration parameters as a function of time."""
+
+    def params(self, steps: int) -> ExplorationParams:
+        """Parameters for the next step.
+
+        Args:
+            steps: Environment steps of the run so far.
+
+        Returns:
+            Parameters of all lanes of this explorer.
+        """
 
 
 @runtime_checkable
 class AdaptiveExplorer(Protocol):
     """Explorer with a state of its own: arms chosen by the returns of earlier episodes, or running repetitions."""
 
-    def params(self, steps: int) -> ExplorationParams: ...
+    def params(self, steps: int) -> ExplorationParams:
+        """Parameters for the next step.
+
+        Args:
+            steps: Environment steps of the run so far.
+
+        Returns:
+            Parameters of all lanes of this explorer.
+        """
 
     def seed(self, seed: int) -> None:
-        """Seed all random draws and start from the initial state; called before the first step."""
+        """Seed all random draws and start from the initial state; called before the first step.
+
+        Args:
+            seed: Seed of this explorer.
+        """
 
     def end_episode(self, lane: int, ret: float | None) -> None:
-        """Report the end of an episode with its unclipped, undiscounted return; None if it was aborted."""
+        """Report the end of an episode.
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+        Args:
+            lane: Index of the lane.
+            ret: Unclipped, undiscounted return; None if the episode was aborted.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint.
+
+        Returns:
+            Values that JSON or an array can hold, generators included.
+        """
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state.
+
+        Args:
+            state: Result of `state_dict`.
+        """

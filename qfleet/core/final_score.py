@@ -30,7 +30,14 @@ class FinalScore:
 
     @classmethod
     def from_json(cls, found: object) -> FinalScore | None:
-        """Read a score that was stored as JSON; None if there is none, or if it is malformed."""
+        """Read a score that was stored as JSON.
+
+        Args:
+            found: Stored value.
+
+        Returns:
+            The score; None if there is none, or if it is malformed.
+        """
         if not isinstance(found, Mapping):
             return None
         mean, error = found.get("mean"), found.get("standard_error")

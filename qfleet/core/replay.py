@@ -15,12 +15,23 @@ from qfleet.core.env import OBS_PREFIX
 
 @dataclass(frozen=True)
 class Window:
-    """Rows of one training item: burn-in (`past`), trained positions (`unroll`), look-ahead
-    (`future`, n of n-step returns), and the distance between two window starts (`stride`).
+    """Rows of one training item.
 
     A window with burn-in or several trained positions lies within one episode. Rows before the
     first and after the final row of the episode are zeros with `last = True`; the first trained row
     is real and not final.
+
+    Attributes:
+        past: Burn-in rows, which only warm up a recurrent state.
+        unroll: Trained rows.
+        future: Look-ahead rows: n of n-step returns.
+        stride: Distance between the starts of consecutive windows.
+
+    Examples:
+        >>> Window(future=3).length
+        4
+        >>> Window(past=40, unroll=80, future=5, stride=40).within_episode
+        True
     """
 
     past: int = 0
@@ -30,6 +41,7 @@ class Window:
 
     @property
     def length(self) -> int:
+        """Number of rows."""
         return self.past + self.unroll + self.future
 
     @property
@@ -42,11 +54,14 @@ class Window:
 class Chunk:
     """Self-contained sequence of consecutive rows of one lane, as sent by an actor.
 
-    `columns[name]` is [R, ...]: `action`, `reward`, `discount`, `last`, one `obs.<leaf>` per leaf
-    (newest frames only), and the agent's extras. The first `stack - 1` rows are context for
-    stacking; S window starts follow, then the look-ahead rows. `valid` [S] marks the starts at
-    which a window may begin. A short chunk is zero-padded to R rows; padded starts are not valid.
-    An agent's stored states are [S, M, ...]: for each start, at the M state rows of its window.
+    The first `stack - 1` rows are context for stacking; S window starts follow, then the look-ahead rows. A short
+    chunk is zero-padded to R rows; padded starts are not valid.
+
+    Attributes:
+        columns: Arrays [R, ...] by name: `action`, `reward`, `discount`, `last`, one `obs.<leaf>` per leaf (newest
+            frames only), and the agent's extras. An agent's stored states are [S, M, ...]: for each start, at the M
+            state rows of its window.
+        valid: Bool [S]: starts at which a window may begin.
     """
 
     columns: dict[str, np.ndarray]
@@ -62,11 +77,12 @@ class Chunk:
 class Sample:
     """A batch of windows.
 
-    `rows[name]` is [B, T, ...], or [B, M, ...] for an agent's stored states; frames of observation
-    leaves are stacked. `weight` [B] are the importance weights, normalised to a maximum of 1 and
-    applied only by the learner. `max_weight` is their maximum before normalisation; it makes the
-    weights of batches from several replays comparable. `keys` [B] identify the items when
-    priorities are updated.
+    Attributes:
+        keys: Identify the items [B] when priorities are updated.
+        weight: Importance weights [B], normalised to a maximum of 1. Only the learner applies them.
+        rows: Columns [B, T, ...] by name, or [B, M, ...] for an agent's stored states. Frames of observation leaves
+            are stacked.
+        max_weight: Largest weight before normalisation. It makes batches from several replays comparable.
     """
 
     keys: np.ndarray
@@ -80,7 +96,14 @@ class Sample:
         return {name[len(OBS_PREFIX):]: value for name, value in self.rows.items() if name.startswith(OBS_PREFIX)}
 
     def obs(self, row: int | torch.Tensor) -> dict[str, torch.Tensor]:
-        """Observations [B, ...] of one row of the window, or of row [B] chosen per item."""
+        """Observations of one row of the windows.
+
+        Args:
+            row: Index of the row, or one index per item [B].
+
+        Returns:
+            Tensors [B, ...] by leaf.
+        """
         leaves = self.leaves
         if isinstance(row, int):
             return {name: value[:, row] for name, value in leaves.items()}
@@ -91,16 +114,40 @@ class Sample:
 
 
 class ExperienceSink(Protocol):
-    """Destination of an actor's chunks. `add` returns None if the actor must wait and try again."""
+    """Destination of an actor's chunks."""
 
-    def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None: ...
+    def add(self, chunk: Chunk, priority: np.ndarray | None = None) -> int | None:
+        """Store a chunk.
+
+        Args:
+            chunk: Rows of one lane.
+            priority: Priorities of its starts [S]; None = the largest seen so far.
+
+        Returns:
+            Serial number of the chunk; None if the actor must wait and try again.
+        """
 
 
 class Replay(ExperienceSink, Protocol):
     """Replay buffer: stores chunks, samples batches of windows and updates their priorities."""
 
-    def sample(self, n: int) -> Sample | None: ...
-    def update(self, keys: np.ndarray, priority: np.ndarray) -> None: ...
+    def sample(self, n: int) -> Sample | None:
+        """Sample a batch.
+
+        Args:
+            n: Number of windows.
+
+        Returns:
+            The batch; None if the learner must wait.
+        """
+
+    def update(self, keys: np.ndarray, priority: np.ndarray) -> None:
+        """Set new priorities of sampled windows.
+
+        Args:
+            keys: Keys of the windows [B], from `Sample.keys`.
+            priority: New priorities [B].
+        """
 
 
 @dataclass(frozen=True)

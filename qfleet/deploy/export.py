@@ -27,7 +27,15 @@ METADATA_VERSION = 1
 
 @dataclass(frozen=True)
 class ExportedPolicy:
-    """A written file. `difference` is its largest difference from the policy, None if nothing could run the file."""
+    """A policy as a file for another runtime.
+
+    Attributes:
+        path: The file.
+        format: `onnx` or `torchscript`.
+        inputs: Name, shape and type of each input.
+        outputs: Name, shape and type of each output.
+        difference: Largest difference from the policy on random observations; None if nothing could run the file.
+    """
 
     path: Path
     format: GraphFormat

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from qfleet.config import Config as Section
 from qfleet.config import Count, NonNegative
-from qfleet.core.agent import ExplorationParams
+from qfleet.core.agent import WHITE_NOISE, ExplorationParams, NoiseProcess
 
 
 class Config(Section):
@@ -26,14 +26,15 @@ class Config(Section):
 
 
 class ActionNoise:
-    """σ [N] per lane; ε is 1 during warm-up and 0 after it."""
+    """σ [N] per lane. During warm-up ε is 1; or, with `warmup_sigma`, the noise has that scale in all lanes instead."""
 
-    def __init__(self, sigma: torch.Tensor, theta: float, warmup_steps: int) -> None:
+    def __init__(self, sigma: torch.Tensor, process: NoiseProcess, warmup_steps: int,
+                 warmup_sigma: float | None = None) -> None:
         self.warmup_steps = warmup_steps
         random, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
-        self._warmup, self._policy = (
-            ExplorationParams(epsilon, sigma=sigma, theta=theta) for epsilon in (random, zero)
-        )
+        self._policy = ExplorationParams(zero, sigma=sigma, process=process)
+        self._warmup = (ExplorationParams(random, sigma=sigma, process=process) if warmup_sigma is None else
+                        ExplorationParams(zero, sigma=warmup_sigma * random, process=process))
 
     def params(self, steps: int) -> ExplorationParams:
         return self._warmup if steps < self.warmup_steps else self._policy
@@ -46,4 +47,4 @@ def sigma_ladder(first: float, last: float | None, lanes: int, begin: int, total
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> ActionNoise:
-    return ActionNoise(sigma_ladder(cfg.sigma, cfg.sigma_last, lanes, first, total), 1.0, cfg.warmup_steps)
+    return ActionNoise(sigma_ladder(cfg.sigma, cfg.sigma_last, lanes, first, total), WHITE_NOISE, cfg.warmup_steps)

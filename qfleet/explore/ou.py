@@ -12,6 +12,7 @@ from pydantic import Field
 
 from qfleet.config import Config as Section
 from qfleet.config import Count, Fraction, NonNegative
+from qfleet.core.agent import first_order_noise
 from qfleet.explore.gaussian import ActionNoise, sigma_ladder
 
 
@@ -30,4 +31,5 @@ class Config(Section):
 
 
 def build(cfg: Config, lanes: int, first: int, total: int) -> ActionNoise:
-    return ActionNoise(sigma_ladder(cfg.sigma, cfg.sigma_last, lanes, first, total), cfg.theta, cfg.warmup_steps)
+    sigma = sigma_ladder(cfg.sigma, cfg.sigma_last, lanes, first, total)
+    return ActionNoise(sigma, first_order_noise(cfg.theta), cfg.warmup_steps)

@@ -17,8 +17,9 @@ from qfleet.interface.local_attempt import LocalRunParts, OpenedRun, TorchState,
 from qfleet.interface.scoring import EvalResult, evaluate_policy, require_positive
 from qfleet.interface.trained_agent import TrainedAgent
 from qfleet.interface.user_types import EnvLike, SinkLike, WrapperLike
-from qfleet.launch.attempt import Attempt, TrainResult, advise_on_oom, record_result, recording_failure
+from qfleet.launch.attempt import Attempt, advise_on_oom, record_result, recording_failure
 from qfleet.launch.final_score import score_result
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig.resolution import Resolved
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import RunDirectory
@@ -41,10 +42,10 @@ class Run(RunView):
         config: Complete config, with resolved auto values.
         directory: Run directory.
 
-    Example:
+    Examples:
         >>> with qfleet.Run("cartpole", ["seed=3"]) as run:
-        ...     run.step(5_000)
-        ...     print(run.metrics["train/loss"], run.evaluate(episodes=5).mean_reward)
+        ...     steps = run.step(5_000)
+        ...     score = run.evaluate(episodes=5).mean_reward
         ...     result = run.train()
     """
 
@@ -52,7 +53,17 @@ class Run(RunView):
                  env: EnvLike | None = None, wrappers: Sequence[WrapperLike] | None = None,
                  sinks: Sequence[SinkLike] = (), callbacks: Sequence[object] = (), progress: bool = False,
                  **settings: Unpack[Settings]) -> None:
-        """Create a run. The arguments are those of `qfleet.train`; nothing is trained yet.
+        """Create a run. Nothing is trained yet.
+
+        Args:
+            config: A recipe, file, environment or settings, as for `qfleet.train`.
+            overrides: Texts of the form `key=value`; they override everything else.
+            env: The environment, as for `qfleet.train`.
+            wrappers: Its wrappers, as for `qfleet.train`.
+            sinks: Receivers of every metric record, as for `qfleet.train`.
+            callbacks: Callbacks, as for `qfleet.train`.
+            progress: Show the progress, as the command line does.
+            **settings: Config keys, as for `qfleet.train`.
 
         Raises:
             UserError: The configuration is invalid or needs other processes, or the run directory exists.
@@ -62,7 +73,17 @@ class Run(RunView):
     @classmethod
     def create(cls, resolved: Resolved, sinks: Sequence[Any] = (), callbacks: Sequence[Any] = (),
                progress: bool = False) -> Run:
-        """Create a run with a complete config and the origin of each of its keys."""
+        """Create a run with a complete config.
+
+        Args:
+            resolved: Config, and the origin of each of its keys.
+            sinks: Receivers of every metric record.
+            callbacks: Callbacks.
+            progress: Show the progress.
+
+        Returns:
+            The run.
+        """
         run = cls.__new__(cls)
         run._create(resolved, sinks, callbacks, progress)
         return run
@@ -86,6 +107,9 @@ class Run(RunView):
             trust: Allow a run that was not created on this machine to import modules that it names.
             **settings: Config keys, as for `train`.
 
+        Returns:
+            The run, at the step of the checkpoint.
+
         Raises:
             UserError: There is no such run, an override is not allowed, or the run is not trusted.
         """
@@ -95,7 +119,18 @@ class Run(RunView):
     @classmethod
     def reopen(cls, directory: RunDirectory, config: RunConfig, sinks: Sequence[Any] = (),
                callbacks: Sequence[Any] = (), progress: bool = False) -> Run:
-        """Continue a run from its newest valid checkpoint with a config that may differ."""
+        """Continue a run from its newest valid checkpoint with a config that may differ.
+
+        Args:
+            directory: Run directory.
+            config: Config with the changed keys.
+            sinks: Receivers of every metric record.
+            callbacks: Callbacks.
+            progress: Show the progress.
+
+        Returns:
+            The run.
+        """
         run = cls.__new__(cls)
         parts = LocalRunParts.check(config, sinks, callbacks, progress)
         run._open(parts, partial(local_attempt.reopen, directory, parts))
@@ -137,8 +172,10 @@ class Run(RunView):
             UserError: No condition is given, or the run is closed.
             KeyboardInterrupt: Ctrl-C was pressed. The round was completed, and the run can be continued.
 
-        Example:
-            >>> run.until(lambda run: run.metrics.get("rollout/ep_rew_mean", 0) > 100, steps=50_000)
+        Examples:
+            >>> good = lambda run: run.metrics.get("rollout/ep_rew_mean", 0) > 100
+            >>> run.until(good, steps=50_000)
+            Run(CartPole-v1, dqn, ...)
         """
         goals = {"steps": steps, "updates": updates, "episodes": episodes}
         limits = {name: value for name, value in goals.items() if value is not None}

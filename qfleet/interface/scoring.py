@@ -22,7 +22,18 @@ from qfleet.training.evaluation import evaluate
 class EvalResult:
     """Result of an evaluation over full episodes with unclipped rewards.
 
-    `protocol` names the evaluation rules, `info` is the mean of each of `env.info_metrics`.
+    Attributes:
+        mean_reward: Mean return.
+        std_reward: Standard deviation of the returns.
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        protocol: Rules of the evaluation, such as `full episodes`.
+        epsilon: Probability of a random action.
+        returns: Return of each episode.
+        lengths: Length of each episode, steps.
+        checkpoint: Path of the checkpoint; None for weights of a run that is being trained.
+        device: Device of the network.
+        info: Mean of each of `env.info_metrics`, by name.
     """
 
     mean_reward: float
@@ -43,6 +54,11 @@ class EvalResult:
         return standard_error(self.std_reward, self.episodes)
 
     def to_json(self) -> dict[str, Any]:
+        """Convert the result for `json.dumps`.
+
+        Returns:
+            All attributes and the standard error.
+        """
         return asdict(self) | {"standard_error": self.standard_error}
 
 

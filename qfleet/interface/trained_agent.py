@@ -34,14 +34,42 @@ class TrainedAgent:
         spec: Observations and actions of the environment.
         config: Config of the run.
         checkpoint: Checkpoint of the weights; None for weights of a run that is being trained.
+
+    Examples:
+        >>> agent = qfleet.load("runs/my-run")
+        >>> obs, _ = env.reset(seed=1)
+        >>> over = False
+        >>> while not over:
+        ...     obs, reward, terminated, truncated, _ = env.step(agent.act(obs))
+        ...     over = terminated or truncated
     """
 
     def __init__(self, config: RunConfig, spec: EnvSpec, policy: Policy, checkpoint: Checkpoint | None = None) -> None:
+        """Created by `load` and `Run.agent`.
+
+        Args:
+            config: Config of the run.
+            spec: Observations and actions of the environment.
+            policy: The agent with its weights.
+            checkpoint: Origin of the weights.
+        """
         self.config, self.spec, self.policy, self.checkpoint = config, spec, policy, checkpoint
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint, config: RunConfig, device: torch.device) -> TrainedAgent:
-        """Load the weights of a checkpoint; UserError if they do not fit."""
+        """Load the weights of a checkpoint.
+
+        Args:
+            checkpoint: The checkpoint.
+            config: Config of its run.
+            device: Device of the network.
+
+        Returns:
+            The agent.
+
+        Raises:
+            UserError: The weights do not fit the network that the config describes.
+        """
         policy = Policy(make_agent(config, checkpoint.spec), 0, device)
         try:
             policy.load(checkpoint.policy(), checkpoint.manifest.updates)
@@ -60,7 +88,14 @@ class TrainedAgent:
         return self.policy.flat.net
 
     def require_env(self, spec: EnvSpec) -> None:
-        """UserError unless an environment has the observations and actions that the agent was trained on."""
+        """Check that an environment has the observations and actions that the agent was trained on.
+
+        Args:
+            spec: Observations and actions of the environment.
+
+        Raises:
+            UserError: They differ.
+        """
         where = "the agent was" if self.checkpoint is None else f"checkpoint {self.checkpoint.path} was"
         attempt.require_same_spaces(f"{where} trained on", self.spec, "the environment", spec)
 
@@ -84,7 +119,7 @@ class TrainedAgent:
         Raises:
             UserError: The observation does not fit the agent, or contains NaN or infinity.
 
-        Example:
+        Examples:
             >>> obs, reward, terminated, truncated, info = env.step(agent.act(obs))
         """
         require_probability(epsilon)
@@ -111,8 +146,10 @@ class TrainedAgent:
             UserError: The agent cannot be exported, or a package is not installed.
             ExportError: The file cannot be written, or computes something else.
 
-        Example:
-            >>> qfleet.load("runs/my-run").export("policy.onnx").inputs
+        Examples:
+            >>> exported = qfleet.load("runs/my-run").export("policy.onnx")
+            >>> [each.name for each in exported.outputs]
+            ['action', 'q']
         """
         require_absent(out)
         chosen = chosen_graph_format(out, format)
@@ -136,8 +173,9 @@ class TrainedAgent:
         Raises:
             UserError: The observation does not fit the agent, or its actions have no values: they are continuous.
 
-        Example:
-            >>> agent.q_values(obs).argmax() == agent.act(obs)
+        Examples:
+            >>> bool(agent.q_values(obs).argmax() == agent.act(obs))
+            True
         """
         leaves, single = self._finite_leaves(obs)
         values = self.policy.q_values(leaves)

@@ -11,6 +11,7 @@ from gymnasium.vector import VectorEnv
 from qfleet.training.meter import Sink
 
 AnyEnv = gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]
+"""A Gymnasium environment or vector environment."""
 
 EnvLike = str | Mapping[str, Any] | AnyEnv | Callable[..., AnyEnv]
 """An environment: an id, keys of the env section, an instance, a class, or a function that creates one."""

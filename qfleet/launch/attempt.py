@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -19,9 +18,9 @@ from qfleet.core.clock import Progress
 from qfleet.core.env import EnvSpec
 from qfleet.core.errors import CallbackError, ProcessFault, RunLost, UserError
 from qfleet.core.evaluation import Score
-from qfleet.core.final_score import FinalScore
 from qfleet.core.replay import Sample
 from qfleet.core.tracebacks import user_traceback
+from qfleet.launch.train_result import TrainResult
 from qfleet.learner.learner import Diverged
 from qfleet.process.memory import out_of_memory_text, retain_freed_memory
 from qfleet.process.signals import EXIT_CODES, Stoppable, stop_on_signal
@@ -32,10 +31,12 @@ from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, CheckpointMeta, Checkpoints
 from qfleet.runs.directory import RunDirectory, describe_machine, replace_text
 from qfleet.runs.find import find_checkpoint
+from qfleet.runs.hparams import hparam_summaries
 from qfleet.runs.membership import remove_members_of_learners, write_members
 from qfleet.runs.metric_writers import JsonlWriter, TensorBoardWriter, WandbWriter, moment_of, read_metrics
 from qfleet.runs.mlflow_writer import MlflowWriter
 from qfleet.runs.presence import DirectoryGuard
+from qfleet.runs.run_log import RunLog
 from qfleet.runs.transfer import matching_weights
 from qfleet.training.callbacks import CheckedCallback
 from qfleet.training.checkpointer import CheckpointWriter, Snapshot
@@ -48,41 +49,6 @@ FINAL_ERRORS = (Diverged, RunLost, CallbackError)
 """Errors of a learner that a restart would not cure."""
 
 BAD_BATCHES_KEPT = 3
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Result of a training run. `exit_code` is returned by the command line.
-
-    `best` is the best evaluation during the training: a maximum, and thus biased upwards. `score` is that of the best
-    policy over fresh episodes; None if it was not played. `saved_at` is the step of the checkpoint to resume from, None
-    if there is none. `already_finished`: the run had ended before it was resumed, and nothing was done.
-    """
-
-    directory: Path
-    steps: int
-    updates: int
-    episodes: int
-    seconds: float
-    best: float | None
-    reason: str
-    exit_code: int
-    saved_at: int | None = None
-    already_finished: bool = False
-    score: FinalScore | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"directory": str(self.directory)}
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any], directory: Path | None = None) -> TrainResult:
-        """Read what `to_json` has written. `directory` is the path of the run as this process sees it."""
-        path = Path(found["directory"]) if directory is None else directory
-        return cls(**{**found, "directory": path, "score": FinalScore.from_json(found.get("score"))})
-
-    def __fspath__(self) -> str:
-        """Path of the run, so that a result can be passed wherever a run is named."""
-        return str(self.directory)
 
 
 def record_outcome(directory: RunDirectory, work: Callable[[], TrainResult]) -> TrainResult:
@@ -316,7 +282,9 @@ class Attempt(Generic[RunT]):
         self.id = _record_attempt(self.directory, self.config, origin, self.id)
         remove_members_of_learners(self.directory.path)
         if self.config.run.tensorboard:
-            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0]))
+            header = partial(hparam_summaries, self.config.model_dump(mode="json"), origin.get("sources", {}))
+            self.sinks.append(TensorBoardWriter(self.directory.tensorboard, self._resume and self._resume[0], header))
+        self.sinks.append(RunLog(self.directory.path, self.resumed_from.name if self.resumed_from else None))
         self.sinks.append(JsonlWriter(self.directory.metrics, self._resume))
         self.sinks.extend(map(GuardedSink, self.user_sinks))
         self.sinks.insert(0, self.presence)

@@ -11,13 +11,15 @@ from dataclasses import replace
 from qfleet.actor.policy import Policy
 from qfleet.core.evaluation import Score
 from qfleet.core.final_score import FinalScore, standard_error
-from qfleet.launch.attempt import TrainResult, record_result, require_same_spaces, show_plan
+from qfleet.launch.attempt import record_result, require_same_spaces, show_plan
+from qfleet.launch.train_result import TrainResult
 from qfleet.process.signals import EXIT_CODES, SignalledStop, stop_on_signal
 from qfleet.runconfig.auto import run_threads, training_device
 from qfleet.runconfig.build import make_agent, make_eval_env
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.checkpoint import Checkpoint, Checkpoints
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.metric_writers import TensorBoardWriter
 from qfleet.training.evaluation import EvaluationAborted, evaluate
 from qfleet.training.meter import Sink
 
@@ -60,6 +62,9 @@ def score_result(result: TrainResult, config: RunConfig, sinks: Sequence[Sink]) 
         return result
     scored = replace(result, score=score)
     record_result(directory, scored)
+    if config.run.tensorboard:  # its HParams tab compares scalars
+        with closing(TensorBoardWriter(directory.tensorboard)) as writer:
+            writer.write({"step": result.steps, "eval/final_score": score.mean})
     return scored
 
 

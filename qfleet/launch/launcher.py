@@ -20,7 +20,11 @@ METHODS = ("require", "open", "start", "release", "room", "has_started", "result
 
 
 class Launcher(Protocol):
-    """Starts the nodes of a run, and connects them. `folder` is removed if the driver is killed."""
+    """Starts the nodes of a run, and connects them.
+
+    Attributes:
+        folder: Directory that is removed if the driver is killed.
+    """
 
     folder: Path
 
@@ -28,28 +32,70 @@ class Launcher(Protocol):
 
     @staticmethod
     def require() -> None:
-        """UserError if what it needs is not installed."""
+        """Check that everything the launcher needs is installed.
+
+        Raises:
+            UserError: A package is missing.
+        """
 
     def open(self, run_request: RunRequest, nodes: Sequence[Node]) -> None:
-        """Prepare for all nodes at once; further actors may follow. UserError if they do not fit."""
+        """Prepare for all nodes at once; further actors may follow.
+
+        Args:
+            run_request: What the run is: its directory, and whether it is new.
+            nodes: Nodes of the run.
+
+        Raises:
+            UserError: The nodes do not fit.
+        """
 
     def start(self, node: Node, attempt: int, now: float, may_start: Callable[[], bool]) -> ProcessHandle:
-        """Start a node for the `attempt`-th time; its work begins when `may_start`. `now` is the supervisor's clock."""
+        """Start a node.
+
+        Args:
+            node: The node.
+            attempt: Number of the start of this node.
+            now: Time of the supervisor's clock, seconds.
+            may_start: The node begins its work when this returns True.
+
+        Returns:
+            Handle of the process.
+        """
 
     def release(self, node: Node) -> None:
-        """Give back what is reserved for an actor that will not be started again."""
+        """Give back what is reserved for an actor that will not be started again.
+
+        Args:
+            node: The actor.
+        """
 
     def room(self) -> int | None:
-        """Number of actors that fit, if it determines how many there are; None: as many as the config says."""
+        """Number of actors that fit, for launchers that determine it.
+
+        Returns:
+            Number of actors; None = as many as the configuration says.
+        """
 
     def has_started(self) -> bool:
-        """True once the first node has begun its work, so that its exit is a failure."""
+        """Whether the first node has begun its work, so that its exit is a failure.
+
+        Returns:
+            True once it has.
+        """
 
     def result(self) -> str | None:
-        """Result of the run as JSON, None while there is none."""
+        """Result of the run.
+
+        Returns:
+            A JSON document; None while there is none.
+        """
 
     def invitation(self) -> list[tuple[str, str]]:
-        """Rows with the command by which other hosts join, if they can."""
+        """Command by which other hosts join, if they can.
+
+        Returns:
+            Rows for the printed plan, as name and text.
+        """
 
     def close(self) -> None:
         """End what `open` began. May be called at any time."""

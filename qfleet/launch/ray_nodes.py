@@ -17,7 +17,6 @@ from typing import Any
 
 from qfleet.core.errors import UserError
 from qfleet.launch.actor_node import run_actor
-from qfleet.launch.attempt import TrainResult
 from qfleet.launch.coordinator import ConnectShards
 from qfleet.launch.coordinator_node import serve_coordinator
 from qfleet.launch.evaluator_node import run_evaluator
@@ -27,6 +26,7 @@ from qfleet.launch.ray_session import node_address
 from qfleet.launch.run_request import RunRequest
 from qfleet.launch.serving import result_json
 from qfleet.launch.shard_node import serve_shard
+from qfleet.launch.train_result import TrainResult
 from qfleet.launch.worker_node import serve_worker
 from qfleet.process.heartbeat import Heartbeat
 from qfleet.runconfig.run_config import RunConfig

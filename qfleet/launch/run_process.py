@@ -16,7 +16,7 @@ from typing import Any
 
 from qfleet.accel.threads import usable_cores
 from qfleet.config import parse_mapping, to_yaml, validate
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.train_result import TrainResult
 from qfleet.process.handle import ChildSpec, LocalProcess, child_environment
 from qfleet.process.heartbeat import ORPHAN_GRACE_S, HeartbeatSender
 from qfleet.process.supervisor import first_traceback

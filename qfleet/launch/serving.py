@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run_request import RunRequest, former_port, learner_endpoint, learner_socket
 from qfleet.launch.topology import actor_assignment
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig.run_config import RunConfig
 from qfleet.runs.directory import replace_text
 from qfleet.runs.membership import live_actors

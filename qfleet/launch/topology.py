@@ -43,13 +43,19 @@ class Role(StrEnum):
 class Node:
     """One process of a run.
 
-    `main` names its main function: learner, rank (a learner of a process group, perhaps of one), worker (a learner of a
-    parameter server), coordinator, shard, actor or evaluator. `calls` are the nodes whose services it uses; the first
-    one receives its messages. Nodes of one `group` start, fail and restart together.
-
-    `max_restarts` limits all restarts of the node or its group; None applies the supervisor's limit of restarts in a
-    row, and a `heartbeat_timeout_s` of None the supervisor's. `memory_hint` names the config keys to lower if it is
-    OOM-killed. `resources` are reserved on a cluster.
+    Attributes:
+        role: What the process does.
+        index: Number among the nodes of its role.
+        name: Name of the node, such as `actor/0`.
+        main: Main function: learner, rank (a learner of a process group, perhaps of one), worker (a learner of a
+            parameter server), coordinator, shard, actor or evaluator.
+        calls: Nodes whose services it uses; the first one receives its messages.
+        resources: Resources to reserve on a cluster.
+        memory_hint: Config keys to lower if it is OOM-killed.
+        max_restarts: Limit of all restarts of the node or its group; None = the supervisor's limit of restarts in a
+            row.
+        heartbeat_timeout_s: None = the supervisor's.
+        group: Nodes of one group start, fail and restart together.
     """
 
     role: Role
@@ -69,6 +75,14 @@ class Node:
         return self.group or self.name
 
     def log_path(self, run: Path) -> Path:
+        """Log file of the node.
+
+        Args:
+            run: Run directory.
+
+        Returns:
+            Path of the file.
+        """
         return run / "logs" / f"{self.name.replace('/', '-')}.log"
 
 

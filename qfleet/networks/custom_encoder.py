@@ -54,7 +54,7 @@ class CustomEncoder(nn.Module):
         with torch.no_grad():
             blank = {leaf_name: torch.zeros(ITEMS, *leaf.shape, dtype=getattr(torch, leaf.dtype))
                      for leaf_name, leaf in self.leaves.items()}
-            self.features = _feature_count(name, self.module(self._inputs(blank, torch.float32)))
+            self.features = _feature_count(f"agent.encoder={name}", self.module(self._inputs(blank, torch.float32)))
 
     def forward(self, obs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         features: torch.Tensor = self.module(self._inputs(obs, dtype))
@@ -131,17 +131,25 @@ def _signature(target: Callable[..., Any]) -> str:
     return str(signature.replace(parameters=plain, return_annotation=signature.empty))
 
 
-def _feature_count(name: str, features: Any) -> int:
-    """F of the features [B, F]; raises UserError for any other output."""
+def require_torso(name: str, torso: Any, shape: tuple[int, ...]) -> None:
+    """UserError unless the torso `name` of the user is a module from images [B, *shape] to features [B, F]."""
+    if not isinstance(torso, nn.Module):
+        raise UserError(f"agent.torso={name} built a value of type {type(torso).__name__}; an nn.Module is needed")
+    with torch.no_grad():
+        _feature_count(f"agent.torso={name}", torso(torch.zeros(ITEMS, *shape)))
+
+
+def _feature_count(setting: str, features: Any) -> int:
+    """F of the features [B, F] that the module of a setting returned; raises UserError for any other output."""
     if not isinstance(features, torch.Tensor):
-        raise UserError(f"agent.encoder={name} returned a value of type {type(features).__name__}; it must return "
+        raise UserError(f"{setting} returned a value of type {type(features).__name__}; it must return "
                         "one tensor [B, F], with B observations and F features")
     shape = tuple(features.shape)
     if len(shape) != 2 or shape[0] != ITEMS or not shape[1]:
         hint = "; end with x.flatten(1)" if len(shape) > 2 and shape[0] == ITEMS else ""
-        raise UserError(f"agent.encoder={name} returned a tensor of shape {list(shape)} for {ITEMS} observations; it "
+        raise UserError(f"{setting} returned a tensor of shape {list(shape)} for {ITEMS} observations; it "
                         f"must return [{ITEMS}, F], one row of F features per observation{hint}")
     if not features.is_floating_point():
-        raise UserError(f"agent.encoder={name} returned {str(features.dtype).removeprefix('torch.')}; features must be "
+        raise UserError(f"{setting} returned {str(features.dtype).removeprefix('torch.')}; features must be "
                         "floats")
     return shape[1]

@@ -11,7 +11,7 @@ from torch import nn
 
 from qfleet.accel.kernels.images import image_input, symbol_planes
 from qfleet.core.env import Leaf
-from qfleet.networks.custom_encoder import CustomEncoder
+from qfleet.networks.custom_encoder import CustomEncoder, require_torso
 from qfleet.networks.norms import Norm
 from qfleet.networks.patch_conv import SpaceToDepthConv2d
 from qfleet.networks.torsos import find_torso
@@ -31,7 +31,11 @@ class Encoder(nn.Module):
                     for name, leaf in self.leaves.items() if leaf.kind == "image"}
         self.names = {name: f"torso_{i}" for i, name in enumerate(builders)}
         for name, builder in builders.items():
-            self.add_module(self.names[name], builder(_planes(self.leaves[name]), norm, **options))
+            shape = _planes(self.leaves[name])
+            module = builder(shape, norm, **options)
+            if ":" in torso:
+                require_torso(torso, module, shape)
+            self.add_module(self.names[name], module)
         with torch.no_grad():
             blank = {name: torch.zeros(1, *leaf.shape, dtype=getattr(torch, leaf.dtype))
                      for name, leaf in self.leaves.items()}

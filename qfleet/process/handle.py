@@ -42,21 +42,32 @@ def child_environment() -> dict[str, str]:
 
 
 class ProcessHandle(Protocol):
-    """One running instance of a child, local or remote, from start to exit. Times are on the supervisor's clock."""
+    """One running instance of a child, local or remote, from start to exit. Times are on the supervisor's clock.
+
+    Attributes:
+        beats: True after the first heartbeat.
+        first_beat: Time of the first heartbeat, or of the start.
+        last_beat: Time of the newest heartbeat, or of the start.
+        kill_reason: Why the process was lost, if the handle knows.
+    """
 
     beats: bool
     first_beat: float
     last_beat: float
-    kill_reason: str | None  # why the process was lost, if the handle knows
+    kill_reason: str | None
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Process id."""
+
     @property
     def process_groups(self) -> tuple[int, ...]:
         """Process groups on this host."""
 
     @property
-    def log_path(self) -> Path: ...
+    def log_path(self) -> Path:
+        """Log file."""
+
     @property
     def is_starting(self) -> bool:
         """True while there is no process yet."""
@@ -66,18 +77,43 @@ class ProcessHandle(Protocol):
         """True if the process does not answer at present, or there is none."""
 
     @property
-    def exited(self) -> bool: ...
+    def exited(self) -> bool:
+        """True if the process has exited."""
+
     @property
     def code(self) -> int | None:
         """Exit status (-n: signal n), None while it runs."""
 
-    def poll_heartbeat(self, now: float) -> None: ...
-    def request_stop(self) -> None: ...
-    def kill(self, for_good: bool | None = None) -> None:
-        """Kill the process; `for_good`: no other instance will follow, None if the handle has to find out."""
+    def poll_heartbeat(self, now: float) -> None:
+        """Read the heartbeats that have arrived.
 
-    def reap(self) -> int: ...
-    def log_tail(self) -> str: ...
+        Args:
+            now: Time of the supervisor's clock, seconds.
+        """
+
+    def request_stop(self) -> None:
+        """Ask the process to save and exit."""
+
+    def kill(self, for_good: bool | None = None) -> None:
+        """Kill the process.
+
+        Args:
+            for_good: No other instance will follow; None if the handle has to find out.
+        """
+
+    def reap(self) -> int:
+        """Release an exited process.
+
+        Returns:
+            Its exit status.
+        """
+
+    def log_tail(self) -> str:
+        """Read the end of the log.
+
+        Returns:
+            Last lines of the log of this instance.
+        """
 
 
 class LocalProcess:

@@ -11,7 +11,7 @@ from qfleet.core.replay import Window
 
 
 class ReplayConfig(Config):
-    """Config section `replay`: capacity, memory, replay ratio and prioritisation."""
+    """The replay section: capacity, memory, replay ratio and prioritisation."""
 
     capacity: PositiveCount = Field(
         100_000, description="capacity, environment steps; the oldest are dropped. sync=allreduce divides it "

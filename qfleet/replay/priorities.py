@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,6 +12,19 @@ from qfleet.replay.config import ReplayConfig
 
 MIN_PRIORITY, MAX_PRIORITY = 1e-6, 1e6
 """Range of a priority. Values outside it and NaN are clamped and counted."""
+
+
+class PriorityIndex(Protocol):
+    """Priorities of all starts: one value per leaf, 0 for starts that must not be sampled."""
+
+    def write(self, leaves: np.ndarray, priority: np.ndarray | None, valid: np.ndarray) -> None: ...
+    def update(self, leaves: np.ndarray, priority: np.ndarray) -> None: ...
+    def get(self, leaves: np.ndarray) -> np.ndarray: ...
+    def set(self, leaves: np.ndarray, values: np.ndarray) -> None: ...
+    def fill(self, values: np.ndarray) -> None: ...
+    def total(self) -> float: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def clamp_priorities(priority: np.ndarray) -> tuple[np.ndarray, float, int]:

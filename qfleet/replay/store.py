@@ -15,7 +15,7 @@ from qfleet.replay.codec import Codec, PackedChunk
 from qfleet.replay.config import ReplayConfig
 from qfleet.replay.layout import Layout
 from qfleet.replay.memory_plan import slot_count
-from qfleet.replay.priorities import importance_exponent
+from qfleet.replay.priorities import PriorityIndex, importance_exponent
 from qfleet.replay.rate_limiter import RateLimiter
 from qfleet.replay.segments import SegmentSource, read_segments, split_segments
 
@@ -32,19 +32,6 @@ class StoredChunk(Protocol):
     def last(self) -> np.ndarray: ...
 
 
-class PriorityIndex(Protocol):
-    """Priorities of all starts: one value per leaf, 0 for starts that must not be sampled."""
-
-    def write(self, leaves: np.ndarray, priority: np.ndarray | None, valid: np.ndarray) -> None: ...
-    def update(self, leaves: np.ndarray, priority: np.ndarray) -> None: ...
-    def get(self, leaves: np.ndarray) -> np.ndarray: ...
-    def set(self, leaves: np.ndarray, values: np.ndarray) -> None: ...
-    def fill(self, values: np.ndarray) -> None: ...
-    def total(self) -> float: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 StoredT = TypeVar("StoredT", bound=StoredChunk)
 
 GROWTH_MARGIN = 1.1
@@ -52,7 +39,10 @@ GROWTH_MARGIN = 1.1
 
 
 class ReplayStore(ABC, Generic[StoredT]):
-    """Base of `core.replay.Replay` implementations; subclasses store chunks and sample windows.
+    """Base of replay stores: serials, keys, eviction, rate limiting and checkpoints.
+
+    A subclass stores chunks and samples windows. It implements `_sample`, `nbytes`, `_from_chunk`, `_from_packed`,
+    `_put`, `_drop`, `_pack`, `_fits`, `_random_state` and `_restore_random`, and perhaps `_resize`.
 
     Chunks are numbered by an increasing serial. Chunk `serial` is stored in slot `serial % slots`; the live chunks are
     `first <= serial < next`. A key is `serial * S + start`; once its chunk is evicted it is stale and ignored.
@@ -63,6 +53,14 @@ class ReplayStore(ABC, Generic[StoredT]):
 
     def __init__(self, layout: Layout, cfg: ReplayConfig, priority_index: PriorityIndex,
                  clock: RunClock | None) -> None:
+        """Create an empty store.
+
+        Args:
+            layout: Columns, rows and starts of a chunk.
+            cfg: The replay section of the configuration.
+            priority_index: Priorities of all starts.
+            clock: Steps of the run; None = a new clock.
+        """
         self._layout, self._cfg, self._priority_index = layout, cfg, priority_index
         self._slots = slot_count(layout, cfg)
         self._valid_counts = np.zeros(self._slots, np.int64)

@@ -10,13 +10,16 @@ from qfleet.replay.store import ReplayStore
 
 
 class ReplayView:
-    """Replay buffer of a run. Looking at it has no effect on the training.
-
-    `empty` is the message of `sample` if there is nothing to sample.
-    """
+    """Replay buffer of a run. Looking at it has no effect on the training."""
 
     def __init__(self, store: ReplayStore[Any],
                  empty: str = "the replay holds no complete window yet: step the run further") -> None:
+        """Created by the run.
+
+        Args:
+            store: The replay.
+            empty: Message of `sample` if there is nothing to sample.
+        """
         self._store, self._empty = store, empty
 
     def __len__(self) -> int:
@@ -35,9 +38,10 @@ class ReplayView:
         Raises:
             UserError: The replay holds no complete window yet, or `n` is no positive integer.
 
-        Example:
+        Examples:
             >>> batch = run.replay.sample(8)
-            >>> batch.rows["reward"].shape
+            >>> batch.rows["reward"].shape[0]
+            8
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise UserError(f"sample({n!r}): must be an integer of at least 1")
@@ -47,7 +51,11 @@ class ReplayView:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Fill and rates of the buffer, by tag: `replay/size`, `replay/steps`, `replay/bytes` and others."""
+        """Fill and rates of the buffer.
+
+        Returns:
+            Values by tag: `replay/size`, `replay/steps`, `replay/bytes` and others.
+        """
         return self._store.metrics()
 
     def __repr__(self) -> str:

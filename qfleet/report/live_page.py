@@ -21,22 +21,28 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from qfleet.config import read_yaml
+from qfleet.config.objects import readable
+from qfleet.report.plots import format_value
 from qfleet.report.series import DownsampledRecords, columns
 from qfleet.report.status import RunGoal, RunStatus, format_score
-from qfleet.report.webpage import list_videos, read_video, render_page, to_json
+from qfleet.report.webpage import CHARTS, list_videos, read_video, render_page, to_json
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.hparams import DEFAULT, flat_settings, origin_rank
 from qfleet.runs.membership import MemberMonitor, member_files
+from qfleet.runs.run_log import log_names, log_tail
 from qfleet.runs.run_state import STATE_TEXT, RunState, describe_state, may_be_running, run_state
 from qfleet.runs.safe_open import no_follow_opener
 from qfleet.runs.tail import MetricsTail
 
-SCRIPTS = ("charts.js", "panels.js", "watch.js")
+SCRIPTS = (*CHARTS, "watch.js")
 FRESH_S = 60.0
 """Age in seconds up to which files of a run on another host count as fresh. Runs log more often than that, and clocks
 of hosts and shared disks differ by less."""
 
 HEALTH: dict[RunState, str] = {"running": "healthy", "ended": "ended", "stopped": "ended", "interrupted": "ended",
                                "pruned": "ended", "failed": "lost", "died": "lost"}
+
+LOG_LINES = 14
 
 LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.I)
 
@@ -47,6 +53,7 @@ class RunFollower:
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         settings = read_yaml(run.config, no_follow_opener) if run.config.is_file() else {}
+        self.settings = _setting_rows(settings, run)
         env = settings.get("env")
         self.env = str(env.get("id", "")) if isinstance(env, dict) else ""
         replay = settings.get("replay")
@@ -59,8 +66,8 @@ class RunFollower:
         self._version = 0
         self._lock = threading.Lock()
 
-    def updates_since(self, seen: int) -> dict[str, Any]:
-        """Return the current status, and the curves only if they are newer than version `seen`."""
+    def updates_since(self, seen: int, log: str = "") -> dict[str, Any]:
+        """Return the current status, the end of a log, and the curves only if they are newer than version `seen`."""
         with self._lock:
             state = run_state(self.run)
             for record in self._tail.new_records():
@@ -71,7 +78,7 @@ class RunFollower:
             return {"name": self.run.name, "env": self.env, "state": state, "words": words, "health": health,
                     **self._progress(running), "loop": self.status.loop_shares(), "roles": self.status.roles(),
                     "members": members, "events": list(self._members.events), "film": self.newest_video(),
-                    "video_period": self.video_period,
+                    "video_period": self.video_period, "log": self._log(log),
                     "version": self._version, "ratio": self.status.goal.ratio, "alpha": self.alpha,
                     "series": columns(self.known.records) if seen != self._version else None}
 
@@ -101,6 +108,12 @@ class RunFollower:
             return "unknown", STATE_TEXT[state]
         return "healthy", f"runs on another host: its files changed {max(0.0, silent):.0f} s ago"
 
+    def _log(self, name: str) -> dict[str, Any]:
+        """Names of the run's logs, and the last lines of one of them; of the first if there is none of that name."""
+        names = log_names(self.run.path)
+        shown = name if name in names else next(iter(names), "")
+        return {"names": names, "name": shown, "lines": log_tail(self.run.path, shown, LOG_LINES) if shown else []}
+
     def newest_video(self) -> str | None:
         videos = self.videos()
         return videos[0].name if videos else None
@@ -112,6 +125,17 @@ class RunFollower:
         self.known.add(record)
         self.status.add(record)
         self._version += 1
+
+
+def _setting_rows(settings: dict[str, Any], run: RunDirectory) -> list[dict[str, Any]]:
+    """Settings with the origin of their values, as recorded at the start: those that the user has set come first."""
+    sources: dict[str, str] = {}
+    for attempt in run.attempts():
+        found = attempt.get("sources")
+        sources |= {key: str(source) for key, source in found.items()} if isinstance(found, dict) else {}
+    rows = [{"key": key, "value": readable(format_value(value)), "source": sources.get(key, ""),
+             "rank": origin_rank(sources.get(key, DEFAULT))} for key, value in flat_settings(settings)]
+    return sorted(rows, key=lambda row: row["rank"])
 
 
 class LivePageServer(ThreadingHTTPServer):
@@ -162,7 +186,7 @@ def reachable(host: str) -> list[str]:
 
 
 class LivePageHandler(BaseHTTPRequestHandler):
-    """Serves `/` (the page), `/news?seen=N` (the status) and `/film/NAME` (a video, with range requests)."""
+    """Serves `/` (the page), `/news?seen=N&log=NAME` (the status) and `/film/NAME` (a video, with range requests)."""
 
     server: LivePageServer
     server_version = "qfleet"
@@ -181,11 +205,12 @@ class LivePageHandler(BaseHTTPRequestHandler):
             return self._respond(HTTPStatus.UNAUTHORIZED, b"open the address that `qfleet watch` printed\n")
         follower = self.server.follower
         if parts.path == "/":
-            text = render_page(f"{follower.run.name} · qfleet", SCRIPTS, {}, connect="'self'")
+            text = render_page(f"{follower.run.name} · qfleet", SCRIPTS, {"settings": follower.settings},
+                               connect="'self'")
             return self._respond(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
         if parts.path == "/news":
-            seen = query.get("seen", ["-1"])[0]
-            text = to_json(follower.updates_since(int(seen) if re.fullmatch(r"-?\d{1,12}", seen) else -1))
+            seen, log = query.get("seen", ["-1"])[0], query.get("log", [""])[0]
+            text = to_json(follower.updates_since(int(seen) if re.fullmatch(r"-?\d{1,12}", seen) else -1, log))
             return self._respond(HTTPStatus.OK, text.encode(), "application/json")
         name = unquote(parts.path).removeprefix("/film/")
         for path in follower.videos():

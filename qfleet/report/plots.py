@@ -27,6 +27,7 @@ from qfleet.core.final_score import FinalScore
 from qfleet.report.status import format_number, format_score
 from qfleet.runs.atomic_file import atomic_file
 from qfleet.runs.directory import RunDirectory
+from qfleet.runs.hparams import flat_settings
 from qfleet.runs.metric_writers import read_metrics
 from qfleet.runs.safe_open import no_follow_opener
 
@@ -126,7 +127,7 @@ def read_run(directory: Path) -> RunCurve:
     if not records:
         raise UserError(f"{directory} has no metric records yet: train it longer, then try again")
     config = read_yaml(directory / "config.yaml", no_follow_opener) if (directory / "config.yaml").is_file() else {}
-    flat = {key: readable(format_value(value)) for key, value in _flat(config)}
+    flat = {key: readable(format_value(value)) for key, value in flat_settings(config)}
     settings = {key: value for key, value in flat.items() if not key.startswith(IGNORED_KEYS)}
     return RunCurve(directory.resolve().name, settings.get("env.id", ""), settings, records, flat,
                     RunDirectory(directory).final_score())
@@ -290,13 +291,6 @@ def _difference(run: RunCurve, others: Sequence[RunCurve]) -> str:
     """Up to three settings that differ from other runs: `agent.double=False agent.n_step=1`."""
     keys = [key for key in run.settings if any(other.settings.get(key) != run.settings[key] for other in others)]
     return " ".join(f"{key}={run.settings[key]}" for key in keys[:3])
-
-
-def _flat(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        rows += _flat(value, f"{path}{key}.") if isinstance(value, dict) else [(path + key, value)]
-    return rows
 
 
 def format_value(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,11 +27,13 @@ from qfleet.report.bottleneck import find_bottleneck, unused_speedups
 from qfleet.report.plots import IGNORED_KEYS, RunCurve, RunGroup, group_runs, read_run
 from qfleet.report.return_gap import eval_episodes, find_gap
 from qfleet.report.series import columns, evaluations
-from qfleet.report.webpage import list_videos, read_video, render_page
+from qfleet.report.webpage import CHARTS, list_videos, read_video, render_page
 from qfleet.runs.atomic_file import atomic_file
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.metric_writers import is_number
 from qfleet.runs.run_state import describe_state, run_state
+
+SCRIPTS = (*CHARTS, "tables.js", "report.js")
 
 DEFAULT_VIDEOS = 6
 """Videos of a page in total, unless the number per run is given."""
@@ -46,7 +49,7 @@ def report(directories: Sequence[str | Path], out: str | Path | None = None, vid
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"cannot write {target}: the name of a report must end in .html")
     data, encoded = gather(paths, videos)
-    text = render_page(data["title"], ("charts.js", "panels.js", "report.js"), data, encoded)
+    text = render_page(data["title"], SCRIPTS, data, encoded)
     with atomic_file(target) as partial:
         partial.write_text(text, encoding="utf-8")
     return target
@@ -54,9 +57,10 @@ def report(directories: Sequence[str | Path], out: str | Path | None = None, vid
 
 def gather(directories: Sequence[Path], videos: int | None = None) -> tuple[dict[str, Any], list[str]]:
     """Return the data of the page, and the videos as base64."""
-    folders = list({path.resolve(): path for path in directories}.values())
+    folders = sorted({path.resolve(): path for path in directories}.values(),
+                     key=lambda path: natural_key(path.resolve().name))
     runs = [read_run(folder) for folder in folders]
-    groups = group_runs(runs)
+    groups = sorted(group_runs(runs), key=lambda members: natural_key(members.label))
     place = {id(run): index for index, members in enumerate(groups) for run in members.runs}
     chosen, encoded = choose_videos(folders, max(1, DEFAULT_VIDEOS // len(folders)) if videos is None else videos)
     described = [describe_run(run, folder) | {"group": place[id(run)], "films": found}
@@ -67,6 +71,13 @@ def gather(directories: Sequence[Path], videos: int | None = None) -> tuple[dict
             "runs": described, "groups": [{"label": members.label} for members in groups],
             "scores": score_rows(groups), "config": config_rows(groups)}
     return data, encoded
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sort key by which `run2` comes before `run10`. Case matters only between names that are equal otherwise."""
+    parts = [(0, int(part), "") if part.isdecimal() else (1, 0, part)
+             for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())]
+    return [*parts, (2, 0, name)]
 
 
 def describe_run(run: RunCurve, folder: Path) -> dict[str, Any]:

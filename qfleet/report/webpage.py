@@ -21,6 +21,9 @@ from typing import Any
 
 from qfleet.runs.safe_open import open_folder_no_follow, open_no_follow
 
+CHARTS = ("dom.js", "curves.js", "selection.js", "export.js", "charts.js", "maps.js", "panels.js")
+"""Scripts that all pages begin with."""
+
 FRAME = """<!doctype html>
 <html lang="en">
 <head>

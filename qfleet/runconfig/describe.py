@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from qfleet.config import (
     DEFAULT,
     Config,
@@ -148,27 +150,60 @@ def _words(schema: dict[str, Any]) -> Iterator[str]:
         yield "null"
 
 
-def key_table() -> str:
-    """Markdown tables of all keys with default and meaning, one per section and one per plugin."""
+@dataclass(frozen=True)
+class DescribedKey:
+    """A key with its default, as it is written in YAML, and its description."""
+
+    name: str
+    default: str
+    description: str
+
+
+@dataclass(frozen=True)
+class KeySection:
+    """Keys of a section, or of one plugin of a section: `plugin` is the value of `plugin_key`, such as dqn of algo."""
+
+    name: str
+    keys: tuple[DescribedKey, ...]
+    summary: str
+    plugin_key: str = ""
+    plugin: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}.{self.plugin_key}={self.plugin}" if self.plugin else self.name or "the run"
+
+
+def key_sections() -> list[KeySection]:
+    """All keys, by section and plugin."""
     plugins = {"agent": ALGO, "explore": EXPLORE}
-    parts = [_table("", RunConfig)]
+    found = [_key_section("", RunConfig)]
     for name, field in RunConfig.model_fields.items():
         if name in plugins:
             package, key = plugins[name].package, plugins[name].key
-            parts += [_table(name, plugin_module(package, kind).Config, f"{name}.{key}={kind}")
+            found += [_key_section(name, plugin_module(package, kind).Config, key, kind)
                       for kind in plugin_names(package)]
         elif (model := section_model(field, None)) is not None:
-            parts.append(_table(name, model))
-    return "\n\n".join(parts)
+            found.append(_key_section(name, model))
+    return found
 
 
-def _table(path: str, model: type[Config], title: str = "") -> str:
-    rows = ["| key | default | meaning |", "|---|---|---|"]
-    for name, field in model.model_fields.items():
-        if section_model(field, None) is None:
-            default = "required" if field.is_required() else _yaml_word(field.get_default(call_default_factory=True))
-            rows.append(f"| `{path + '.' if path else ''}{name}` | {default} | {field.description or ''} |")
-    return "\n".join([f"### {title or path or 'the run'}", "", *rows])
+def _key_section(name: str, model: type[Config], plugin_key: str = "", plugin: str = "") -> KeySection:
+    keys = [DescribedKey(f"{name}.{key}" if name else key, _default_of(field), field.description or "")
+            for key, field in model.model_fields.items() if section_model(field, None) is None]
+    return KeySection(name, tuple(keys), (model.__doc__ or "").partition("\n")[0], plugin_key, plugin)
+
+
+def _default_of(field: FieldInfo) -> str:
+    return "required" if field.is_required() else _yaml_word(field.get_default(call_default_factory=True))
+
+
+def key_table() -> str:
+    """Markdown tables of all keys with default and meaning, one per section and one per plugin."""
+    return "\n\n".join("\n".join([
+        f"### {section.title}", "", "| key | default | meaning |", "|---|---|---|",
+        *(f"| `{key.name}` | {key.default} | {key.description} |" for key in section.keys)])
+        for section in key_sections())
 
 
 def _yaml_word(value: Any) -> str:

@@ -33,11 +33,22 @@ SECTIONS = re.compile(r"^(?:seed|total_steps|env|agent):.*\n(?:[ \t].*\n|\n)*", 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a list shows of a run.
+    """A run in a list. Unknown values are None.
 
-    `started` is the time of the newest start or resume, seconds since the epoch; `active` that of the last change of
-    its metrics. `best` is the best mean return of an evaluation during training; `score` is that of the best policy
-    over fresh episodes, once the run has ended. Unknown values are None.
+    Attributes:
+        name: Name of the run.
+        path: Run directory.
+        state: `running`, `finished`, `stopped`, `interrupted`, `failed`, `crashed`, `pruned` or `elsewhere`.
+        env: Environment.
+        agent: Algorithm.
+        seed: Seed.
+        steps: Environment steps so far.
+        total_steps: Length of the run.
+        best: Best mean return of an evaluation during training.
+        score: Score of the best policy over fresh episodes, once the run has ended.
+        started: Time of the newest start or resume, seconds since the epoch.
+        active: Time of the last change of its metrics, seconds since the epoch.
+        bytes: Size on disk.
     """
 
     name: str
@@ -62,13 +73,14 @@ def list_runs(root: str | Path = "runs") -> list[RunSummary]:
         root: Directory that contains the runs. Broken runs are left out.
 
     Returns:
-        Name, state, environment, steps, best evaluation, score and so on of each run, the newest first.
+        Name, state, environment, steps, best evaluation and score of each run, the newest first.
 
     Raises:
         UserError: `root` is a file.
 
-    Example:
-        >>> best = max(qfleet.list_runs(), key=lambda run: run.best or float("-inf"))
+    Examples:
+        >>> scored = [run for run in qfleet.list_runs() if run.score is not None]
+        >>> best = max(scored, key=lambda run: run.score.mean)
     """
     return scan_runs(root)[0]
 

@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -113,14 +113,20 @@ class JsonlWriter:
             log.warning("%s: lines beyond step %d could not be removed (%s)", path, moment[0], error)
 
 
+RETURN_CHARTS = {"eval/mean_reward": "Return/evaluation", "rollout/ep_rew_mean": "Return/training"}
+"""Tag -> second tag in TensorBoard, which sorts capital letters first: the page opens with these two charts."""
+
+
 class TensorBoardWriter:
     """Scalars by tag over `step`; counters appear as `time/<counter>`. With `resume_step`, later points are purged.
 
+    `header` returns summaries for the beginning of the run, such as its hyper-parameters; they are written once.
     Events are written synchronously: the thread of `SummaryWriter` dies with a traceback on a full disk.
     """
 
-    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, resume_step: int | None = None,
+                 header: Callable[[], Sequence[Any]] = list) -> None:
+        self._folder, self._header = folder, header
         self._purge_step = None if resume_step is None else resume_step + 1
         self._warning = ThrottledWarning(str(folder))
         self._file: BinaryIO | None = None
@@ -152,13 +158,17 @@ class TensorBoardWriter:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
         if self._file is None:
+            first = not any(self._folder.glob("events.*"))
             self._file = self._open()
             self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            if first and (header := self._header()):
+                self._append(Event(wall_time=time.time(), step=0, summary=Summary(value=header)))
             if self._purge_step is not None:
                 self._append(Event(wall_time=time.time(), step=self._purge_step,
                                    session_log=SessionLog(status=SessionLog.START)))
                 self._purge_step = None
         metrics = {tag: _plain(value) for tag, value in record.items() if tag != "step"}
+        metrics |= {RETURN_CHARTS[tag]: value for tag, value in metrics.items() if tag in RETURN_CHARTS}
         values = [Summary.Value(tag=f"time/{tag}" if tag in COUNTERS else tag, simple_value=value)
                   for tag, value in metrics.items() if is_number(value)]
         self._append(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))

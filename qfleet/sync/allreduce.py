@@ -72,7 +72,16 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True)
 class RankLink:
-    """What connects a rank's gradient synchronisation to the other ranks; see `AllReduce` for its fields."""
+    """Connection of a rank's gradient synchronisation to the other ranks.
+
+    Attributes:
+        peers: Collective operations between the ranks.
+        piggyback: Returns values to send to the other ranks with every vote.
+        on_piggyback: Receives those of all ranks.
+        batches_ahead: Returns the exact number of further batches, all with the same `max_weight`, that this rank will
+            have before its replay changes in any other way; one vote then decides on all of them. None = unknown, and
+            there is a vote for every update.
+    """
 
     peers: Collectives
     piggyback: Callable[[], Sequence[float]] = tuple
@@ -83,11 +92,7 @@ class RankLink:
 class AllReduce:
     """Implements `GradientSync`. With one rank it equals `Solo` bit by bit.
 
-    `piggyback` returns values to send to the other ranks with every vote; `on_piggyback` receives
-    those of all ranks. `batches_ahead` returns the exact number of further batches, all with the
-    same `max_weight`, that this rank will have before its replay changes in any other way; one vote
-    then decides on all of them. None = unknown, and there is a vote for every update. `overlap`
-    sends gradients during the backward pass, which must not be a CUDA graph.
+    `overlap` sends gradients during the backward pass, which must not be a CUDA graph.
     """
 
     def __init__(self, cfg: OptimizerConfig, link: RankLink, sharded: bool = False, overlap: bool = False) -> None:

@@ -27,36 +27,67 @@ class GradientSync(Protocol):
     """
 
     def attach(self, flat: Flat) -> None:
-        """Take over the optimisation of the network's parameters; called once, before the first update."""
+        """Take over the optimisation of the network's parameters; called once, before the first update.
+
+        Args:
+            flat: Parameters of the network as one vector.
+        """
 
     def update_count(self, before: int, made: int) -> int:
-        """Updates of the run, if there were `before` of them and this learner has made some more since."""
+        """Number of updates of the run.
+
+        Args:
+            before: Updates of the run when this learner last asked.
+            made: Updates that this learner has made since.
+
+        Returns:
+            Updates of the run now.
+        """
 
     @property
     def local_optimizer(self) -> Optimizer | None:
         """The optimizer, if its step needs neither other learners nor the host; else None."""
 
     def agree(self, max_weight: float | None) -> float | None:
-        """Agree on the next update: None = no learner updates now, else a factor for the batch's weights.
+        """Agree with the other learners on the next update.
 
-        `max_weight` is the largest importance weight of the batch before normalisation, None
-        without a batch.
+        Args:
+            max_weight: Largest importance weight of the batch before normalisation; None without a batch.
+
+        Returns:
+            Factor for the weights of the batch; None if no learner updates now.
         """
 
     def skips_frozen(self) -> bool:
-        """True if the next update changes no parameter group that has a period, so their gradient is not needed.
+        """Whether the next update changes no parameter group that has a period, so their gradient is not needed.
 
-        It is needed when gradients are clipped by their norm.
+        Returns:
+            True if it changes none. Always False if gradients are clipped by their norm, which needs all of them.
         """
 
     def apply(self, grads: Grads | None) -> float:
-        """Apply the gradient and return its norm; None as `grads` means that the loss was non-finite.
+        """Apply a gradient.
 
-        A non-finite norm means that nothing has changed on any learner.
+        Args:
+            grads: One gradient per parameter; None if the loss was not finite.
+
+        Returns:
+            Norm of the combined gradient. If it is not finite, nothing has changed on any learner.
         """
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint.
+
+        Returns:
+            State of the optimizer.
+        """
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state.
+
+        Args:
+            state: Result of `state_dict`.
+        """
 
 
 class Solo:

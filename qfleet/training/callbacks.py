@@ -30,10 +30,16 @@ RESERVED = (*COUNTERS, "rollout/ep_rew_mean", "rollout/ep_rew_std", "rollout/ep_
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation: mean and standard deviation of the returns, the returns and lengths of the episodes.
+    """A finished evaluation.
 
-    `step` is that of the run when the score arrived, `updates` the version of the evaluated weights. `is_best`: its
-    mean is not lower than that of any earlier evaluation of the run.
+    Attributes:
+        mean_reward: Mean return, unclipped.
+        std_reward: Standard deviation of the returns.
+        returns: Return of each episode.
+        lengths: Length of each episode, steps.
+        step: Environment steps of the run when the result arrived.
+        updates: Updates of the weights that were evaluated.
+        is_best: The mean is not lower than that of any earlier evaluation of the run.
     """
 
     mean_reward: float
@@ -46,12 +52,28 @@ class Evaluation:
 
     @classmethod
     def of(cls, score: Score, step: int, is_best: bool) -> Evaluation:
+        """Describe a score of the evaluator.
+
+        Args:
+            score: Returns and lengths of the episodes.
+            step: Environment steps of the run.
+            is_best: True if no earlier evaluation had a higher mean.
+
+        Returns:
+            The event for callbacks.
+        """
         return cls(score.mean, score.std, score.returns, score.lengths, step, max(0, score.version), is_best)
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that was written: its step and update count, and its path (None without a run directory)."""
+    """A checkpoint that was written.
+
+    Attributes:
+        step: Environment steps of the run.
+        updates: Updates of the run.
+        path: Directory of the checkpoint; None without a run directory.
+    """
 
     step: int
     updates: int
@@ -64,25 +86,59 @@ class Callback:
     After a round of the loop (one step of all lanes and the updates that are due), the events of the round are passed
     on in this order: `on_episode` for every episode, `on_evaluation`, `on_checkpoint`, then `on_step`. Several
     callbacks are called in the order in which they were given. `on_end` comes last, after the last checkpoint.
+
+    Examples:
+        >>> class Success(qfleet.Callback):
+        ...     def on_episode(self, run, episode):
+        ...         run.log({"success": episode.reward > 0})
+        >>> result = qfleet.train("catch", callbacks=[Success()])
     """
 
     def on_start(self, run: RunControl) -> None:
-        """Training starts or is resumed."""
+        """Training starts or is resumed.
+
+        Args:
+            run: The run, to look at and to control.
+        """
 
     def on_step(self, run: RunControl) -> None:
-        """A round of the loop is over: all lanes have made a step, or the messages of remote actors were handled."""
+        """A round of the loop is over: all lanes have made a step, or the messages of remote actors were handled.
+
+        Args:
+            run: The run, to look at and to control.
+        """
 
     def on_episode(self, run: RunControl, episode: Episode) -> None:
-        """A training episode has ended."""
+        """A training episode has ended.
+
+        Args:
+            run: The run, to look at and to control.
+            episode: Its return, length and info.
+        """
 
     def on_evaluation(self, run: RunControl, evaluation: Evaluation) -> None:
-        """An evaluation has finished."""
+        """An evaluation has finished.
+
+        Args:
+            run: The run, to look at and to control.
+            evaluation: Returns and lengths of its episodes.
+        """
 
     def on_checkpoint(self, run: RunControl, checkpoint: SavedCheckpoint) -> None:
-        """A checkpoint was written."""
+        """A checkpoint was written.
+
+        Args:
+            run: The run, to look at and to control.
+            checkpoint: Its step and path.
+        """
 
     def on_end(self, run: RunControl, reason: str) -> None:
-        """The run has ended, for example with reason `total_steps`, `stop_at`, `stopped` or `interrupted`."""
+        """The run has ended.
+
+        Args:
+            run: The run, to look at.
+            reason: Why: `total_steps`, `total_updates`, `stop_at`, `stopped`, `interrupted`, ...
+        """
 
 
 HOOKS = {name: len(inspect.signature(method).parameters) - 1
@@ -91,7 +147,7 @@ HOOKS = {name: len(inspect.signature(method).parameters) - 1
 
 
 class RunControl(RunView):
-    """What callbacks can read and request of a run.
+    """A run as callbacks receive it: progress, metrics, replay and network, and requests.
 
     Attributes:
         total_steps: Length of the run in environment steps.
@@ -100,6 +156,14 @@ class RunControl(RunView):
 
     def __init__(self, core: LearnerCore, request_evaluation: Callable[[], None],
                  request_checkpoint: Callable[[], None], replay: ReplayView | None = None) -> None:
+        """Created by the run.
+
+        Args:
+            core: Learner, replay and metrics.
+            request_evaluation: Called by `request_evaluation`.
+            request_checkpoint: Called by `request_checkpoint`.
+            replay: View of the replay; None = that of the learner.
+        """
         self._learner_core, self._replay = core, ReplayView(core.replay) if replay is None else replay
         self._request_evaluation, self._request_checkpoint = request_evaluation, request_checkpoint
         self.total_steps = core.plan.total_steps

@@ -22,9 +22,18 @@ RECENT_EPISODES = 100
 class Sink(Protocol):
     """Output for metric records, such as a file, TensorBoard or a terminal."""
 
-    def write(self, record: Mapping[str, Any]) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Receive a record.
+
+        Args:
+            record: The clocks `step`, `frames`, `updates`, `episodes` and `time_s`, and values by tag.
+        """
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+
+    def close(self) -> None:
+        """Release files and connections; called once, at the end."""
 
 
 class FunctionSink:

@@ -97,9 +97,10 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
     Raises:
         UserError: The search space or a setting is not valid, the study exists, or Optuna is not installed.
 
-    Example:
-        >>> result = qfleet.tune("cartpole", space={"learner.learning_rate": "1e-4..1e-2:log"}, trials=20, jobs=4)
-        >>> qfleet.train(result.best_recipe)
+    Examples:
+        >>> space = {"learner.learning_rate": "1e-4..1e-2:log", "agent.n_step": "1..5"}
+        >>> result = qfleet.tune("cartpole", space=space, trials=20, jobs=4)
+        >>> trained = qfleet.train(result.best_recipe)
     """
     require_optuna()
     _require_counts(trials=trials, jobs=jobs, seeds_per_trial=seeds_per_trial)

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from qfleet.config import DEFAULT
 from qfleet.core.errors import UserError
-from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run_process import RunOrder, RunPool, RunProcess, remove_saved_state, with_place
+from qfleet.launch.train_result import TrainResult
 from qfleet.process.signals import SignalledStop
 from qfleet.runs.directory import RunDirectory
 from qfleet.tuning.space import SearchSpace, TrialConfig

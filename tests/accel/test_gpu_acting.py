@@ -22,6 +22,7 @@ from qfleet.accel.graph_policy import GraphPolicy
 from qfleet.actor.policy import Policy
 from qfleet.algos import ngu
 from qfleet.core.agent import ExplorationParams
+from qfleet.explore.pink import pink_noise
 from qfleet.learner.weight_store import Mailbox
 
 __all__ = ["same_kernels"]
@@ -166,6 +167,6 @@ def test_agents_that_evaluate_their_actions_act_eagerly_on_a_gpu():
     policy = Policy(agent_of(module, switches, spec), 1, GPU)
     assert not acts_captured(policy) and acting_for(policy, spec, 3, ()) is policy
     policy.begin(3)
-    params = ExplorationParams(torch.zeros(3), sigma=torch.full((3,), 0.1), theta=0.15)
+    params = ExplorationParams(torch.zeros(3), sigma=torch.full((3,), 0.1), process=pink_noise())
     action, extras = policy.act({"obs": np.zeros((3, 3), np.float32)}, params, with_priority_inputs=True)
     assert action.shape == (3, 2) and np.isfinite(action).all() and {"taken", "best"} <= extras.keys()

@@ -16,6 +16,7 @@ from qfleet.algos import dqn, r2d2
 from qfleet.algos.normalisation import NormaliseConfig, normalised
 from qfleet.core.agent import ExplorationParams
 from qfleet.core.errors import UserError
+from qfleet.explore.pink import pink_noise
 from qfleet.learner.weight_store import Mailbox
 
 
@@ -90,14 +91,15 @@ def test_every_part_of_an_arm_is_told_anew_at_every_step():
             arm, epsilon=arm.epsilon.clone(), sigma=arm.sigma.clone(), choice=arm.choice.clone()))
         return agent.act(net, obs, memory, arm, rng)
 
-    reflex = GraphPolicy(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ())
+    reflex, process = GraphPolicy(Policy(dataclasses.replace(agent, act=act), 4, CPU), SPEC, 3, ()), pink_noise()
     for step in (1, 2):
         told = ExplorationParams(
-            step * torch.tensor([0.1, 0.2, 0.3]), False, step * torch.arange(3), torch.full((3,), 0.5 * step), 0.15, 8,
-            step * torch.tensor([0.1, 0.3, 0.4]))
+            step * torch.tensor([0.1, 0.2, 0.3]), False, step * torch.arange(3), torch.full((3,), 0.5 * step), process,
+            8, step * torch.tensor([0.1, 0.3, 0.4]))
         reflex.act({"obs": np.zeros((3, 2, 12, 12), np.uint8)}, told)
         found = given[-1]
-        assert (found.network_noise, found.theta, found.count) == (False, 0.15, 8)
+        assert (found.network_noise, found.count) == (False, 8)
+        assert torch.equal(found.process.decay, process.decay)
         assert found.index.tolist() == told.index.tolist()
         for name in ("epsilon", "sigma", "choice"):
             assert torch.equal(getattr(found, name), getattr(told, name)), name

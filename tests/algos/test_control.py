@@ -1,5 +1,6 @@
 """DDPG, D4PG and TD3's fixes: what is learnt against naive loops, what no gradient may reach, how noise is made."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from control_kit import ALGOS, PICTURES, SPEC, TD3, agent, batch_of, config, twins
 from family_kit import OWN_ENCODER, changes_of
 
-from qfleet.core.agent import ExplorationParams
+from qfleet.algos.actor_critic import next_noise
+from qfleet.core.agent import NOISE_COMPONENTS, ExplorationParams, NoiseProcess, first_order_noise
 from qfleet.core.env import Box, EnvSpec
 from qfleet.core.errors import UserError
+from qfleet.explore import pink
 from qfleet.learner.learner import Autograd
 from qfleet.optim.flat_params import Flat
 from qfleet.optim.optimizer import OptimizerConfig
@@ -212,14 +215,64 @@ def test_noise_has_the_size_of_its_lane_and_no_mean():
 
 
 def test_the_ou_process_remembers_and_begins_anew_with_every_episode():
-    theta, arm = 0.15, ExplorationParams(torch.zeros(1000), sigma=torch.full((1000,), 0.05), theta=0.15)
+    theta, params = 0.15, ExplorationParams(torch.zeros(1000), sigma=torch.full((1000,), 0.05),
+                                   process=first_order_noise(0.15))
     over = torch.arange(1000) < 500
-    seen = play(agent("ddpg"), arm, 40, over=over)
+    seen = play(agent("ddpg"), params, 40, over=over)
     size = 0.05 / (1 - (1 - theta) ** 2) ** 0.5
     late = seen[30:, 500:]
     assert float(late.std()) == pytest.approx(size, rel=0.1)
     assert float((late[1:] * late[:-1]).mean() / late.var()) == pytest.approx(1 - theta, abs=0.05)
     assert float(seen[:, :500].std()) == pytest.approx(0.05, rel=0.05)
+
+
+def pink_params(lanes, sigma=0.05):
+    return ExplorationParams(torch.zeros(lanes), sigma=torch.full((lanes,), sigma), process=pink.pink_noise())
+
+
+def test_pink_noise_has_its_standard_deviation_from_the_first_step_of_every_episode():
+    over = torch.arange(3000) < 1500
+    seen = play(agent("ddpg"), pink_params(3000), 60, over=over)
+    torch.testing.assert_close(seen.std((1, 2)), torch.full((60,), 0.05), rtol=0.05, atol=0)
+    correlation = (seen[1:] * seen[:-1]).mean((0, 2)) / 0.05**2
+    assert abs(float(correlation[:1500].mean())) < 0.02, "episodes of one step have independent noise"
+    decay = torch.exp(-1 / torch.tensor(pink.TIME_CONSTANTS))
+    assert float(correlation[1500:].mean()) == pytest.approx(float(decay.mean()), abs=0.02)
+
+
+def test_the_power_of_pink_noise_falls_as_one_over_the_frequency():
+    seen = play(agent("ddpg"), pink_params(64, 0.02), 4096)
+    power = torch.fft.rfft(seen.flatten(1), dim=0).abs().square().mean(1)
+    octaves = [float(power[2**k: 2**(k + 1)].mean().log2()) for k in range(3, 10)]  # 1/512 to 1/4 per step
+    falls = [one - other for one, other in itertools.pairwise(octaves)]
+    assert sum(falls) / len(falls) == pytest.approx(1, abs=0.1) and min(falls) > 0.7 and max(falls) < 1.3
+
+
+def test_lanes_and_actions_have_independent_pink_noise():
+    seen = play(agent("ddpg"), pink_params(4), 3000).flatten(1)
+    others = torch.corrcoef(torch.diff(seen, dim=0).T)[~torch.eye(8, dtype=torch.bool)]
+    assert others.abs().max() < 0.1
+
+
+@pytest.mark.parametrize("process", [first_order_noise(1.0), first_order_noise(0.15), pink.pink_noise()],
+                         ids=["white", "ou", "pink"])
+def test_noise_follows_its_formula_component_by_component(process):
+    """By a loop over lanes, actions and components; lanes in which an episode begins have the gain of the start."""
+    sigma, kept = torch.tensor([0.1, 0.0, 0.3]), len(process.decay)
+    before = torch.zeros(3, 2, NOISE_COMPONENTS)
+    before[1:, :, :kept] = torch.randn(2, 2, kept, generator=torch.Generator().manual_seed(1))
+    found = next_noise(before, sigma, process, torch.Generator().manual_seed(2))
+    drawn = torch.randn(3, 2, kept, generator=torch.Generator().manual_seed(2))
+    for lane, action, k in itertools.product(range(3), range(2), range(kept)):
+        gain = process.start[k] if lane == 0 else process.gain[k]
+        expected = process.decay[k] * before[lane, action, k] + gain * sigma[lane] * drawn[lane, action, k]
+        assert float(found[lane, action, k]) == pytest.approx(float(expected), abs=1e-6)
+    assert not found[..., kept:].any()
+
+
+def test_a_noise_process_has_no_more_components_than_the_state():
+    with pytest.raises(ValueError, match="1 to 5 components, not 6"):
+        NoiseProcess(*torch.ones(3, NOISE_COMPONENTS + 1))
 
 
 def test_epsilon_is_the_chance_of_any_action():
@@ -249,7 +302,8 @@ def test_a_fresh_policy_is_far_from_its_bounds():
     (["agent.algo=d4pg", "agent.v_min=10", "agent.v_max=1"], "agent.v_min=10 is not below agent.v_max=1"),
     (["agent.algo=dqn"], "has continuous actions"),
     (["explore.kind=ez_greedy"], "explore.kind=ez_greedy is for discrete actions"),
-    (["agent.algo=c51", "explore.kind=ou"], "explore.kind=ou adds noise to continuous actions")])
+    (["agent.algo=c51", "explore.kind=ou"], "explore.kind=ou adds noise to continuous actions"),
+    (["agent.algo=c51", "explore.kind=pink"], "explore.kind=pink adds noise to continuous actions")])
 def test_what_would_be_ignored_is_refused(words, why):
     with pytest.raises(UserError) as error:
         resolve("pendulum", words)

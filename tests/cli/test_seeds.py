@@ -7,7 +7,7 @@ import pytest
 
 from qfleet.cli.commands import main
 from qfleet.cli.train import _per_seed
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig.resolution import resolve
 
 

@@ -15,7 +15,7 @@ from qfleet.api import EvalResult, RolloutStep
 from qfleet.cli.commands import main
 from qfleet.core.errors import EnvFault, UserError
 from qfleet.core.final_score import FinalScore
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.train_result import TrainResult
 from qfleet.report import doctor
 from qfleet.runs.directory import RunDirectory
 

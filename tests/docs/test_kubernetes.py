@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ from qfleet.cli.commands import find_command, parse
 from qfleet.cli.options import fleet_overrides
 from qfleet.cli.parsing import OVERRIDE
 from qfleet.runconfig import resolution
+from qfleet.transport.security import read_token
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "kubernetes"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "kubernetes"
+MOUNTED, COPY = "/etc/qfleet/token", "/home/qfleet/token"
 
 
 def objects(name: str) -> dict[str, dict]:
@@ -31,6 +36,8 @@ def pod(spec: dict) -> tuple[dict, dict]:
     assert re.fullmatch(rf"registry\.example/qfleet(-ray)?:{re.escape(__version__)}", container["image"])
     assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
     assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+    user = int(re.search(r"^RUN useradd .*--uid (\d+) ", (ROOT / "Dockerfile").read_text(), re.M)[1])
+    assert inner["securityContext"] == {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
     mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
     assert mounted == {volume["name"] for volume in inner.get("volumes", [])}
     return inner, container
@@ -47,6 +54,26 @@ def taken(words: list[str]) -> list[str]:
     return words[2:]
 
 
+def executed(container: dict) -> list[list[str]]:
+    """The commands that the shell of a container may end in."""
+    assert container["command"] == ["/bin/sh", "-c"]
+    lines = [line.strip() for line in container["args"][0].splitlines()]
+    return [shlex.split(line.removeprefix("exec ")) for line in lines if line.startswith("exec ")]
+
+
+@pytest.mark.parametrize("name", ["Job qfleet-head", "Deployment qfleet-actors"])
+def test_the_copy_of_the_token_can_be_read_by_its_user_only(name, tmp_path):
+    _, container = pod(objects("fleet.yaml")[name])
+    first = container["args"][0].splitlines()[0]
+    secret, copy = tmp_path / "secret", tmp_path / "copy"
+    secret.write_text("0123456789abcdef\n")
+    secret.chmod(0o440)
+    here = first.replace(MOUNTED, str(secret)).replace(COPY, str(copy))
+    for _ in range(2):  # a container that restarts finds the copy
+        subprocess.run(["sh", "-c", here], check=True, timeout=20)
+        assert read_token(copy) == "0123456789abcdef"
+
+
 def test_the_fleet_fits_together():
     found = objects("fleet.yaml")
     service = found["Service qfleet-head"]
@@ -57,18 +84,17 @@ def test_the_fleet_fits_together():
     assert deployment["selector"]["matchLabels"] == deployment["template"]["metadata"]["labels"]
     for inner, each in ((head, container), (actors, actor)):
         secret = next(volume["secret"] for volume in inner["volumes"] if volume["name"] == "token")
-        assert secret == {"secretName": "qfleet-token", "defaultMode": 0o400}, "read_token refuses what others can read"
+        assert secret == {"secretName": "qfleet-token", "defaultMode": 0o440}, "readable by the group of the pod's user"
         assert "/etc/qfleet" in [mount["mountPath"] for mount in each["volumeMounts"]]
     assert head["restartPolicy"] == "Never", "a podFailurePolicy asks for it"
-    commands = [shlex.split(line.strip().removeprefix("exec ")) for line in container["args"][0].splitlines()
-                if line.strip().startswith("exec ")]
+    commands, [joining] = executed(container), executed(actor)
     assert [words[1] for words in commands] == ["resume", "train"]
-    join = taken(actor["command"])
+    join = taken(joining)
     port = service["ports"][0]["port"]
     assert port == container["ports"][0]["containerPort"]
     for words in map(taken, commands):
         assert words[words.index("--listen") + 1] == f"0.0.0.0:{port}"
-        assert words[words.index("--token-file") + 1] == join[join.index("--token-file") + 1] == "/etc/qfleet/token"
+        assert words[words.index("--token-file") + 1] == join[join.index("--token-file") + 1] == COPY
     assert join[0] == f"qfleet-head:{port}"
     planned = deployment["replicas"] * int(join[join.index("--actors") + 1])
     assert f"actors={planned}" in commands[1]
@@ -94,3 +120,18 @@ def test_the_ray_job_runs_a_command_of_ours_with_a_token():
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_no_example_holds_a_secret(path):
     assert not re.search(r"kind: Secret|stringData|[0-9a-f]{32}", path.read_text())
+
+
+def test_docker_commands_fit_the_dockerfile():
+    page = re.sub(r"\s*\\\n\s*", " ", (ROOT / "docs/kubernetes.md").read_text())
+    shown = [line.partition("#")[0] for line in re.findall(r"^\$ docker (.*)$", page, re.M)]
+    given = dict(re.findall(r"--build-arg (\w+)=(\S+)", " ".join(shown)))
+    defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", (ROOT / "Dockerfile").read_text(), re.M))
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert given.keys() == defaults.keys() and {*given["EXTRAS"].split(","), defaults["EXTRAS"]} <= known.keys()
+    built = {word for line in shown for word in re.findall(r"-t (\S+)", line) if line.startswith("build ")}
+    used = set(re.findall(r"image: (\S+)", "".join(path.read_text() for path in EXAMPLES.glob("*.yaml"))))
+    [started] = [line for line in shown if line.startswith("run ")]
+    image, words = re.search(r"(registry\S+) (.*)", started).groups()
+    assert used | {image} <= built
+    taken(["qfleet", *shlex.split(words)])

@@ -15,7 +15,7 @@ from qfleet.cli.parsing import make_parser
 from qfleet.runconfig import describe
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 SECTIONS = "env|agent|explore|replay|learner|eval|checkpoint|run|fleet"
 
 SHOWN_MISTAKES = {"learner.lerning_rate", "learner.learning_rat", "agent.n_stp"}

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/concepts.md", "docs/design.md", "docs/kubernetes.md")
-FOREIGN = {"None", "Config", "TorchScript"}
+PAGES = ("docs/concepts.md", "docs/design.md", "docs/kubernetes.md",
+         *sorted(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").glob("*.md")))
+FOREIGN = {"None", "Config", "TorchScript", "Dockerfile"}
 
 CLASS = re.compile(r"(?<![\w/.-])([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+)(?:\.(\w+))?\b")
 """A class name of two words or more and an attribute, such as HostReplay.add. Names of one word are only read where
@@ -21,8 +22,8 @@ FILE = re.compile(r"(?<![\w./-])((?:\w+/)+[\w.]+\.py)\b")
 
 
 def defined() -> set[str]:
-    """Names of all classes, functions, fields, attributes and variables that the library defines."""
-    names: set[str] = set()
+    """Names of classes, functions, fields, attributes and variables of the library, and arguments of the Dockerfile."""
+    names = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.M))
     for path in (ROOT / "qfleet").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):

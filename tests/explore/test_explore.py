@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from qfleet.core.agent import ExplorationParams, epsilon_greedy
+from qfleet.core.agent import WHITE_NOISE, ExplorationParams, epsilon_greedy
 from qfleet.core.errors import UserError
 from qfleet.envs import atari
-from qfleet.explore import constant, exponential, ez_greedy, gaussian, ladder, linear, ou
+from qfleet.explore import constant, exponential, ez_greedy, gaussian, ladder, linear, ou, pink
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.checkpoint_parts import pack_state, unpack_state
 
@@ -65,11 +65,11 @@ def test_constant():
     assert constant.build(constant.Config(epsilon=0.25), 2, 0, 2).params(7).epsilon.tolist() == [0.25, 0.25]
 
 
-@pytest.mark.parametrize(("module", "theta"), [(gaussian, 1.0), (ou, 0.15)])
-def test_noise_has_a_size_for_every_lane_of_the_run(module, theta):
+@pytest.mark.parametrize("module", [gaussian, ou, pink])
+def test_noise_has_a_size_for_every_lane_of_the_run(module):
     cfg = module.Config(sigma=0.1, sigma_last=0.4, warmup_steps=100)
     whole = module.build(cfg, 4, 0, 4).params(100)
-    assert whole.sigma.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4]) and whole.theta == theta
+    assert whole.sigma.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
     parts = [module.build(cfg, 2, first, 4).params(100).sigma for first in (0, 2)]
     assert torch.equal(torch.cat(parts), whole.sigma)
     assert module.build(module.Config(sigma=0.3), 2, 0, 2).params(0).sigma.tolist() == pytest.approx([0.3] * 2)
@@ -78,6 +78,20 @@ def test_noise_has_a_size_for_every_lane_of_the_run(module, theta):
 def test_warm_up_is_random_and_what_follows_is_not():
     explorer = gaussian.build(gaussian.Config(warmup_steps=100), 2, 0, 2)
     assert explorer.params(99).epsilon.tolist() == [1, 1] and explorer.params(100).epsilon.tolist() == [0, 0]
+
+
+def test_decays_are_those_of_the_strategies():
+    assert gaussian.build(gaussian.Config(), 1, 0, 1).params(0).process is WHITE_NOISE
+    assert WHITE_NOISE.decay.tolist() == [0] and WHITE_NOISE.gain.tolist() == [1]
+    assert ou.build(ou.Config(theta=0.15), 1, 0, 1).params(0).process.decay.tolist() == pytest.approx([0.85])
+
+
+def test_pink_noise_is_larger_during_warm_up_and_has_no_uniform_actions():
+    cfg = pink.Config(sigma=0.1, sigma_last=0.3, warmup_steps=100)
+    explorer = pink.build(cfg, 2, 0, 2)
+    before, after = explorer.params(99), explorer.params(100)
+    assert before.sigma.tolist() == [1, 1] and after.sigma.tolist() == pytest.approx([0.1, 0.3])
+    assert not before.epsilon.any() and not after.epsilon.any() and before.process is after.process
 
 
 def repetitions(explorer, steps, at=0):

@@ -8,8 +8,8 @@ import pytest
 
 from qfleet.core.final_score import FinalScore, standard_error
 from qfleet.launch import final_score
-from qfleet.launch.attempt import TrainResult
 from qfleet.launch.final_score import EpisodeProgress, score_result
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.directory import RunDirectory
 from qfleet.training.evaluation import EvaluationAborted

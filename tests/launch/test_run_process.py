@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from qfleet.launch.attempt import TrainResult
 from qfleet.launch.run_process import RunOrder, run_order, with_place
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.directory import RunDirectory
 

@@ -1,6 +1,7 @@
 """Encoder, torsos and heads: shapes, scaling, dueling per item, one-hot, user torsos."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -148,6 +149,17 @@ def test_a_users_torso_by_module_and_attribute(tmp_path, monkeypatch):
         "from torch import nn\ndef build(shape, norm):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(7))\n")
     monkeypatch.chdir(tmp_path)
     assert Encoder({"obs": IMAGE}, "my_torso:build", "none").features == 7
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    ("nn.Conv2d(shape[0], 4, 3)", r"torso=mine_bad:torso returned a tensor of shape \[2, 4, 6, 6\] .*flatten\(1\)"),
+    ("3", "agent.torso=mine_bad:torso built a value of type int")])
+def test_a_users_torso_without_rows_of_features_is_refused(body, message, tmp_path, monkeypatch):
+    (tmp_path / "mine_bad.py").write_text(f"from torch import nn\ndef torso(shape, norm):\n    return {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine_bad", raising=False)
+    with pytest.raises(UserError, match=message):
+        Encoder({"obs": Leaf((1, 8, 8), "uint8", "image")}, "mine_bad:torso", "none")
 
 
 def test_unknown_and_unfit_torsos_are_refused():

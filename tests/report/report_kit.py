@@ -16,10 +16,11 @@ def records(seed: int, points: int = 24, gain: float = 1.0) -> list[dict]:
     for i in range(1, points + 1):
         row = {"step": 500 * i, "frames": 2000 * i, "updates": 200 * i, "episodes": 4 * i, "time_s": 1.5 * i,
                "rollout/ep_rew_mean": gain * i * 4 + seed, "rollout/exploration_rate": 1 / i,
-               "rollout/ep_len_mean": 30.0 + i, "rollout/arm": i % 3, "time/fps": 300.0 + seed,
-               "time/updates_per_s": 100.0, "train/loss": math.exp(-i / 9), "train/priority": 1 / i,
-               "train/q_mean": float(i), "replay/samples_per_insert": 7.8, "replay/size": 50.0 * i,
-               "replay/bytes": 1e6, "replay/beta": 0.4 + i / 99, "fleet/actors": 2.0, "fleet/policy_lag": 20.0 + seed,
+               "rollout/ep_len_mean": 30.0 + i, "rollout/arm": i % 3, "time/fps": 300.0 + seed + i % 5,
+               "time/updates_per_s": 100.0 + i % 3, "train/loss": math.exp(-i / 9), "train/priority": 1 / i,
+               "train/q_mean": float(i), "replay/samples_per_insert": 7.8 - 1 / i, "replay/size": 50.0 * i,
+               "replay/bytes": 1e6, "replay/beta": 0.4 + i / 99, "fleet/actors": 2.0,
+               "fleet/policy_lag": 20.0 + seed + i % 2 / 5,
                "fleet/backpressure_share": 0.6, "actor/env_ms": 1.0, "actor/act_ms": 2.0, "actor/wait_ms": 7.0,
                "train/sample_ms": 0.5, "train/update_ms": 2.0, "time/learner_share": 0.9, "time/idle_share": 0.04}
         rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -14,6 +15,7 @@ from qfleet.report.live_page import LivePageServer
 from qfleet.runs.directory import RunDirectory
 from qfleet.runs.lock import LockOwner
 from qfleet.runs.membership import write_members
+from qfleet.runs.run_log import RunLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180),
               pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
@@ -82,13 +84,12 @@ def test_all_of_a_fleet_is_in_sight(tmp_path):
             browser.screen(1280, 900)
             browser.open(server.url)
             browser.sees(f"{ROW.format('actor/0')} !== null && document.querySelector('video') !== null")
+            on_first_screen(browser)
             assert browser.ask(spare) == 0
             _, _, edge, low = browser.ask(box("#members th:last-child"))
             left, _, right, _ = browser.ask(box("#roles"))
             assert edge <= right and right - left > 1100, "no column is cut"
-            _, top, end, _ = browser.ask(box("[aria-label=Now]"))
-            start, beside, _, _ = browser.ask(box("[aria-label^=Newest]"))
-            assert top == beside and end < start and top > low, "the newest values stand beside the video"
+            assert browser.ask(box(".lead"))[3] <= low, "curves and video stand above the roles"
             text = browser.ask(f"{ROW.format('actor/0')}.innerText")
             assert text.startswith("actor/0\t") and text.endswith("worker-17.cluster.example 123456")
             now = browser.ask("[...document.querySelectorAll('#figures dt')].map(each => each.textContent)")
@@ -102,6 +103,44 @@ def test_all_of_a_fleet_is_in_sight(tmp_path):
             browser.ask("document.querySelector('.roles').scrollTo(9999, 0)")
             browser.pause(1.5)  # it is drawn anew meanwhile
             assert browser.ask(box("#members th:last-child"))[2] <= 390 and browser.complaints == []
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def on_first_screen(browser):
+    """Status, speed, remaining time, the learning curve and the video."""
+    _, _, right, low = browser.ask(box("#returns figure"))
+    left, _, _, end = browser.ask(box("#film video"))
+    assert right < left and max(low, end) <= 900
+    head = browser.ask("document.querySelector('.status').innerText")
+    assert all(word in head for word in ("is running", "12,000 / 12,000 steps", "left", "steps/s")), head
+
+
+def test_log_and_settings_are_on_the_page(tmp_path):
+    folder = write_run(tmp_path, "x")
+    record = json.loads((folder / "run.json").read_text())
+    record["attempts"][0]["sources"] = {"agent.n_step": "command line", "agent.double": "recipe vector"}
+    (folder / "run.json").write_text(json.dumps(record))
+    log = RunLog(folder)
+    log.write({"step": 6000, "eval/mean_reward": 12.5})
+    log.close()
+    (folder / "logs" / "actor-0.log").write_text("=== actor/0: start 1 ===\n<b>Traceback\n")
+    server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    text = "document.getElementById('{}').innerText"
+    try:
+        with Browser() as browser:
+            browser.screen(1400, 900)
+            browser.open(server.url)
+            browser.sees(f"{text.format('log')}.includes('step 6,000: evaluation 12.5')")
+            browser.ask("(select => { select.value = 'actor-0'; select.dispatchEvent(new Event('change')); })"
+                        "(document.getElementById('log-name'))")
+            browser.sees(f"{text.format('log')}.includes('<b>Traceback')")
+            assert browser.ask(text.format("changed-settings")) == "agent.n_step\t3\tcommand line"
+            browser.ask("document.querySelector('#settings details').open = true")
+            assert browser.ask(text.format("other-settings")).startswith("agent.double\ttrue\trecipe vector")
+            assert browser.ask("document.querySelectorAll('b').length") == 1 and browser.complaints == []
     finally:
         server.shutdown()
         server.server_close()

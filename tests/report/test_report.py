@@ -62,7 +62,7 @@ def test_games_of_one_agent_are_scored_together(tmp_path):
     runs = [write_run(tmp_path, f"{game}-s{seed}", seed, env=f"ALE/{game}-v5") for game in ("Pong", "Breakout")
             for seed in (1, 2)]
     rows = gather(runs)[0]["scores"]
-    assert [row["label"] for row in rows] == ["Pong (2 seeds)", "Breakout (2 seeds)", "all 2 games"]
+    assert [row["label"] for row in rows] == ["Breakout (2 seeds)", "Pong (2 seeds)", "all 2 games"]
     assert rows[-1]["seeds"] == 4 and rows[-1]["human_low"] <= rows[-1]["human"] <= rows[-1]["human_high"]
     assert "score" not in rows[-1], "points of different games have no mean"
 

@@ -23,7 +23,6 @@ from qfleet.runconfig.run_config import RunConfig
 GENERIC = {"vector": "CartPole-v1", "pixels": "ALE/Pong-v5", "atari": "ALE/Pong-v5", "control": "Pendulum-v1",
            "control-pixels": "x:Y", "small-images": "x:Y", "recurrent": "CartPole-v1",
            "discrete": "Taxi-v4"}
-DOCS = Path(resolution.__file__).parents[2] / "docs" / "configuration.md"
 
 
 def lines(name: str, *overrides: str, file: Path | None = None) -> list[str]:
@@ -445,11 +444,6 @@ def test_explain_says_which_symbols_auto_finds() -> None:
 def test_a_checkpoint_without_the_key_reads_images_as_it_was_trained_to() -> None:
     assert resolution.playable({"env": {"id": "x:Y"}})["env"] == {"id": "x:Y", "image_symbols": None}
     assert resolution.playable({"env": {"id": "x:Y", "image_symbols": {"a": 3}}})["env"]["image_symbols"] == {"a": 3}
-
-
-def test_the_table_of_keys_in_the_documentation_is_current() -> None:
-    text = DOCS.read_text(encoding="utf-8")
-    assert describe.key_table() in text, "paste the output of the command that docs/configuration.md names"
 
 
 @pytest.mark.parametrize(("name", "unroll", "stride"), [("ngu", 80, 40), ("agent57", 160, 80)])

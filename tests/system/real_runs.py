@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from qfleet import api
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.train_result import TrainResult
 from qfleet.runs.checkpoint import Checkpoints
 
 TINY = ["agent.hidden=[16]", "env.lanes=2", "replay.chunk_steps=8", "replay.min_steps=64", "learner.batch_size=8",

@@ -30,7 +30,7 @@ CURIOUS = [*MEMORY, "agent.algo=agent57", "agent.arms=4", "agent.n_step=2", "age
 DDPG = ["pendulum", "agent.twin=true", "agent.smoothing=0.2", "agent.policy_delay=2", "normalise.observations=true",
         "explore.kind=ou", "explore.sigma=0.2", "explore.warmup_steps=100",
         "eval.period_steps=700", "env.max_episode_steps=50"]
-D4PG = ["pendulum-d4pg", "explore.warmup_steps=100", "eval.period_steps=700",
+D4PG = ["pendulum-d4pg", "explore.kind=pink", "explore.warmup_steps=100", "eval.period_steps=700",
         "env.max_episode_steps=50"]
 
 

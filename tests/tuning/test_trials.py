@@ -12,7 +12,7 @@ import pytest
 import qfleet
 from qfleet.config import parse_mapping
 from qfleet.core.errors import UserError
-from qfleet.launch.attempt import TrainResult
+from qfleet.launch.train_result import TrainResult
 from qfleet.runconfig.resolution import resolve
 from qfleet.runs.directory import RunDirectory, default_name
 from qfleet.runs.run_state import describe_state, run_state

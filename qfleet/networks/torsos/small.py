@@ -10,7 +10,15 @@ WIDTH = 32
 
 
 def build(shape: tuple[int, ...], norm: Norm) -> nn.Module:
-    """[B, C, H, W] -> [B, features]; any size."""
+    """Build the torso for images of any size.
+
+    Args:
+        shape: Shape of an image, (C, H, W), with stacked frames along the channels.
+        norm: Value of `agent.norm`.
+
+    Returns:
+        Module from images [B, C, H, W] to features [B, F].
+    """
     layers: list[nn.Module] = []
     for channels in (shape[0], WIDTH):
         layers += [nn.Conv2d(channels, WIDTH, 3, padding=1), *conv_norm(norm, WIDTH), nn.ReLU()]
