@@ -15,22 +15,20 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pictures
 import tables
-from derived import document
 
 ROOT = Path(__file__).parents[1]
-MARK = re.compile(r"(^ +)?<!--=\s*(.+?)\s*-->(.*?)<!--/-->", re.DOTALL | re.MULTILINE)
-FORMAT = re.compile(r"[+]?,?(\.\d+)?[f%g]?")
+MARK = re.compile(r"^( *)<!--=([^>\n]+; table)-->((?:\n(?: *\|.*| *))*)<!--/-->$", re.MULTILINE)
+"""Indent, source and table between two marks."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only report what is not up to date")
     check = parser.parse_args().check
-    old = [*numbers(check), *pictures.draw_all(check)]
+    old = [*tables_of(check), *pictures.draw_all(check)]
     print("\n".join(old) or "all figures agree with the results")
     if check and old:
         sys.exit("figures differ from benchmarks/results: run `make figures`")
@@ -42,10 +40,13 @@ def marked() -> list[Path]:
     return [path for path in pages if "<!--=" in path.read_text()]
 
 
-def numbers(check: bool) -> Iterator[str]:
-    """The changes between the marks of all pages, which are written unless `check`."""
+def tables_of(check: bool) -> Iterator[str]:
+    """The changes of the tables of all pages, which are written unless `check`."""
     for path in marked():
         text = path.read_text()
+        if lines := inline(text):
+            sys.exit(f"{path.relative_to(ROOT)}: {lines[0]} does not enclose a table: figures are shown in tables, "
+                     "between two marks alone on their lines, the first ending with `; table` (benchmarks/tables.py)")
         for indent, source, shown in MARK.findall(text):
             if shown != filled(source, indent):
                 yield changed(path, source, shown, filled(source, indent))
@@ -53,43 +54,31 @@ def numbers(check: bool) -> Iterator[str]:
             path.write_text(renewed(text))
 
 
+def inline(text: str) -> list[str]:
+    """Marks, except in code, that do not enclose a table on lines of their own."""
+    rest = re.sub(r"`[^`\n]*`", "", MARK.sub("", text))
+    return re.findall(r"<!--=.*?-->|<!--/-->", rest)
+
+
 def changed(path: Path, source: str, old: str, new: str) -> str:
-    """A line that says what changes; of a table only the rows that are new."""
+    """A line that names the table, and its rows that are new."""
     rows = [row for row in new.splitlines() if row.strip() and row not in old.splitlines()]
-    what = f"{old} is now {new}" if "\n" not in new else "\n  ".join(["the table changes:", *(rows or ["fewer rows"])])
-    return f"{path.relative_to(ROOT)}: {what} ({source})"
+    return "\n  ".join([f"{path.relative_to(ROOT)}: {source} changes:", *(rows or ["fewer rows"])])
 
 
 def renewed(text: str) -> str:
-    """A page whose marks hold what the results say."""
-    return MARK.sub(lambda match: f"{match[1] or ''}<!--={match[2]}-->{filled(match[2], match[1] or '')}<!--/-->", text)
+    """A page whose tables show what the results say."""
+    return MARK.sub(lambda match: f"{match[1]}<!--={match[2]}-->{filled(match[2], match[1])}<!--/-->", text)
 
 
 def filled(source: str, indent: str) -> str:
-    """What stands between two marks; a table has the indent of its marks."""
-    found = figure(source)
-    return textwrap.indent(found, indent) + indent if "\n" in found else found
-
-
-def figure(source: str) -> str:
-    """`FILE; KEY; ...; FORMAT` as it is printed: with a typographic minus, and a space before %."""
-    file, *keys = source.split("; ")
-    if keys[-1:] == ["table"] and (found := tables.find(file, "; ".join(keys[:-1]))) is not None:
-        return f"\n\n{found}\n\n"
-    spec = keys.pop() if keys and FORMAT.fullmatch(keys[-1]) else ""
-    value: Any = document(file)
-    for key in keys:
-        try:
-            value = value[int(key)] if isinstance(value, list) else value[key]
-        except (KeyError, IndexError, ValueError):
-            known = ", ".join(value) if isinstance(value, dict) else f"a list of {len(value)}"
-            sys.exit(f"{source}: there is no {key} in {file}, but {known}")
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float) and not spec:
-        sys.exit(f"{source} is {value}: say how many digits, with .1f as the last word")
-    text = f"{value:{spec or ','}}"
-    return text.replace("-", "−").replace("%", " %")
+    """The lines between two marks: the table of `FILE; NAME; table` with their indent."""
+    file, *name = source.split("; ")
+    found = tables.find(file, "; ".join(name[:-1]))
+    if found is None:
+        known = ", ".join(f"{file}; {each}" if each else file for each in tables.names(file)) or "none"
+        sys.exit(f"<!--={source}-->: no such table; tables of {file}: {known} (benchmarks/tables.py)")
+    return textwrap.indent(f"\n\n{found}\n\n", indent) + indent
 
 
 if __name__ == "__main__":

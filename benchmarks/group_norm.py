@@ -4,7 +4,7 @@
 
 Every combination of norm {none, group} and learning rate {1e-4, 1e-3} is trained with the same seeds. The figures are
 the mean of each curve (its area) and how far the seeds lie apart (standard deviation of that area over seeds, and the
-mean over time of the standard deviation across seeds). Writes OUT; `make figures` draws it.
+mean over time of the standard deviation across seeds). Writes OUT.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from sinks import Evaluations
 from speed import describe_machine
@@ -43,29 +42,6 @@ def summary(curves: list[list[float]]) -> dict[str, float]:
     return {"area_mean": statistics.fmean(areas), "area_std_over_seeds": statistics.pstdev(areas),
             "std_across_seeds": statistics.fmean(across), "final_mean": statistics.fmean(c[-1] for c in curves),
             "final_worst": min(c[-1] for c in curves)}
-
-
-def draw(document: dict[str, Any]) -> Any:
-    """The curves as a matplotlib Figure."""
-    from matplotlib.figure import Figure
-
-    results, figure = document["curves"], Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.subplots(1, len(RATES), sharey=True)
-    colours = dict(zip(NORMS, ("tab:orange", "tab:blue"), strict=True))
-    for axis, rate in zip(axes, RATES, strict=True):
-        for norm in NORMS:
-            curves = results[f"{norm} {rate:g}"]
-            x = [PERIOD * (i + 1) for i in range(len(curves[0]))]
-            for curve in curves:
-                axis.plot(x, curve, color=colours[norm], alpha=0.25, linewidth=1)
-            mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
-            axis.plot(x, mean, color=colours[norm], linewidth=2.5, label=f"norm={norm}, mean of {len(curves)} seeds")
-        axis.set(title=f"learning rate {rate:g}", xlabel="environment steps")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("return of 40 greedy episodes")
-    axes[0].legend(loc="lower right")
-    figure.suptitle("Pixel Catch, Nature CNN: single seeds faint, means bold")
-    return figure
 
 
 def main() -> None:

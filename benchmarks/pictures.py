@@ -14,16 +14,10 @@ from typing import Any
 
 import continuous_returns
 import curiosity_plots
-import curves
-import group_norm
 import pong_family
-import precision
 import sources
 import spread
 import sweep
-from speed import rounds, tables
-
-from qfleet.report import plots
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,38 +25,25 @@ RESULTS = ROOT / "benchmarks" / "results"
 Draw = Callable[[dict[str, Any]], Any]
 
 
-def training(document: dict[str, Any]) -> Any:
-    """Runs that curves.py has kept, as `qfleet plot` draws them."""
-    return plots.draw(plots.group_runs(curves.runs_of(document)))
-
-
-def contest(document: dict[str, Any]) -> Any:
-    """Results of bench.py, as the script plots them."""
-    return tables.picture([rounds.Contender.from_json(one) for one in document["results"]])
-
-
 PICTURES: dict[str, tuple[str, Draw]] = {
-    "docs/assets/cartpole.png": ("cartpole_curve.json", training),
     "docs/assets/halfcheetah.png": ("continuous_returns.json", continuous_returns.draw),
-    "docs/assets/hopper.png": ("hopper.json", continuous_returns.draw),
-    "docs/assets/walker2d.png": ("walker2d.json", continuous_returns.draw),
     "docs/assets/deep_sea.png": ("deep_sea.json", curiosity_plots.draw),
     "docs/assets/agent57_deep_sea.png": ("agent57_deep_sea.json", curiosity_plots.draw),
-    "docs/assets/group_norm.png": ("group_norm.json", group_norm.draw),
     "docs/assets/pong_family.png": ("pong_family.json", pong_family.draw),
-    "docs/assets/precision.png": ("precision.json", precision.draw),
     "docs/assets/scaling-lanes.png": ("sweep_lanes.json", sweep.draw),
     "docs/assets/scaling-batch.png": ("sweep_batch.json", sweep.draw),
     "docs/assets/spread.png": ("spread.json", spread.draw),
     "docs/assets/sources_figures.png": ("sources_figures.json", sources.draw_figures),
     "docs/assets/sources_games.png": ("sources_games.json", sources.draw_games),
-} | {
-    f"benchmarks/results/bench/{work}/bench.png": (f"bench/{work}/bench.json", contest)
-    for work in ("cartpole", "pong", "halfcheetah")}
+}
 """Every picture of README and docs, its data and who draws it; but for SCREENSHOTS."""
 
 SCREENSHOTS = ("docs/assets/report.png", "docs/assets/watch.png")
 """Pages of real runs as Chromium shows them: no data is kept of them; tests/report/screenshots.py makes them anew."""
+
+
+RECORDINGS = ("docs/assets/fleet.gif", "docs/assets/lunar-lander.gif", "docs/assets/pong.gif")
+"""Videos of real runs, made by tests/report/gifs.py."""
 
 
 def draw_all(check: bool) -> Iterator[str]:

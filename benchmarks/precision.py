@@ -5,7 +5,7 @@
 
 With `--seconds` the runs are stopped when the time is up, each with a checkpoint; the same command goes on with them.
 Precisions are compared at the last step at which every run was evaluated. `--report` trains nothing: it prints the
-table of what OUT holds. `make figures` draws the curves.
+table of what OUT holds.
 """
 
 from __future__ import annotations
@@ -160,27 +160,6 @@ def table(document: dict[str, Any]) -> str:
     for key, gap in found.get("bf16 - fp32", {}).items():
         lines.append(f"bf16 - fp32, {key}: {gap['mean']:+.1f}, standard error {gap['standard_error']:.1f}")
     return "\n".join(lines)
-
-
-def draw(document: dict[str, Any]) -> Any:
-    """The curves as a matplotlib Figure."""
-    from matplotlib.figure import Figure
-
-    rows, figure = document["rows"], Figure(figsize=(7, 4), layout="constrained")
-    axis = figure.subplots()
-    for precision, colour in zip(PRECISIONS, ("tab:blue", "tab:orange"), strict=True):
-        curves = [run["evaluations"] for run in rows[precision]]
-        for curve in curves:
-            axis.plot([step for step, _, _ in curve], [mean for _, mean, _ in curve], color=colour, alpha=0.3)
-        shared = list(zip(*curves, strict=False))
-        axis.plot([statistics.fmean(step for step, _, _ in points) for points in shared],
-                  [statistics.fmean(mean for _, mean, _ in points) for points in shared],
-                  color=colour, linewidth=2.5, label=f"{precision}, mean of {len(curves)} seeds")
-    axis.set(xlabel="environment steps", ylabel="return of 10 greedy episodes",
-             title="Pong: single seeds faint, means bold")
-    axis.grid(alpha=0.3)
-    axis.legend(loc="lower right")
-    return figure
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

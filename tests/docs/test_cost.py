@@ -40,19 +40,3 @@ def test_cells_vary_one_axis_from_the_base_and_the_largest_comes_last():
     assert [(wish["batch"], wish["replay"]) for wish, played in cells if not played] == [
         (32, 100_000), (512, 100_000), (4096, 100_000), (256, 10_000), (256, 1_000_000)]
     assert [wish["lanes"] for wish, played in cells if played] == [1, 8, 64, 256, 64]
-
-
-def test_cells_become_tables_and_figures():
-    import cost
-    import derived
-
-    results = [wish | {"updates_per_s": 128_000 / (1_000 + wish["batch"]), "replay_mb": 7.7e-3 * wish["replay"],
-                       "gpu_mb": 2_000.0} | ({"steps_per_s": 100.0 * wish["lanes"]} if played else {})
-               for wish, played in cost.gpu_cells(["lanes", "batch", "replay"])]
-    found = derived.gpu_costs({"machine": {"date": "2026-11-17"}, "results": results})
-    assert found["batch"].strip().splitlines()[2:] == [
-        "| 32 |  | 124 | 3,969 | 0.77 | 2.00 |", "| 256 | 6,400 | 102 | 26,089 | 0.77 | 2.00 |",
-        "| 512 |  | 85 | 43,344 | 0.77 | 2.00 |", "| 4,096 |  | 25 | 102,882 | 0.77 | 2.00 |"]
-    assert len(found["lanes"].strip().splitlines()) == len(found["replay"].strip().splitlines()) == 6
-    assert found["samples"] == 128 and found["dearer"] == pytest.approx(5096 / 1032)
-    assert found["slower"] == 1 and found["faster"] == 256 and found["bytes"] == pytest.approx(7_700)

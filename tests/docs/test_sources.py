@@ -123,46 +123,11 @@ def test_the_best_policy_of_a_run_plays_games_in_the_end(tmp_path):
     assert row["games"]["episodes"] == 3 and len(row["games"]["returns"]) == 3
 
 
-def test_every_run_of_the_fast_recipe_counts_in_time_or_not():
-    import derived
-
-    def run(seed, solved_s, **more):
-        games = {"mean_reward": 18.46, "episodes": 30} if solved_s else None
-        return {"kind": "pong", "date": "2026-11-17", "seed": seed, "set": [], "solved_s": solved_s, "games": games,
-                "judged": [[80.0, 600_000, 19.5, 10.0]], "curve": [[10, 1000, -21.0], [80, 600_000, 4.0]]} | more
-
-    records = [run(1, 70.6), run(2, None, aim=19.0), run(3, 130.0), run(1, 99.0), run(1, 50.0, set=["env.lanes=8"]),
-               {name: value for name, value in run(2, 60.0).items() if name != "games"},
-               run(1, 40.0, commit="abc"), run(2, None, commit="abc")]
-    found = derived.solved_pong(records)
-    assert (found["solved"], found["soonest"], found["latest"], found["least fresh"]) == ("1 of 2", 40.0, 40.0, 18.46)
-    found = found["before"]  # of which no commit was written down
-    assert (found["solved"], found["soonest"], found["latest"]) == ("2 of 4", 70.6, 99.0)
-    lines = found["table"].strip().splitlines()
-    assert len(lines) == 6 and lines[2] == "| 2026-11-17 | 1 | 18 | **71** | 600,000: 19.5 | 18.5 |"
-    assert lines[3] == "| 2026-11-17 | 2 | 19 | not in 150 | 600,000: 19.5 | not played |"
-
-
-def test_runs_of_pong_are_told_in_a_table_and_a_picture():
-    import derived
+def test_runs_of_pong_are_drawn():
     import pong_family
 
-    row = {"steps": 650_000, "updates": 9_000, "seconds": 120.0, "curve": [[600_000, 12.0, 3.0], [650_000, 20.3, 0.5]],
-           "training": [[1000, -21.0], [650_000, 4.0]], "training_clocks": [[10, 1], [9_000, 300]],
-           "settings": ["ngu"]}
-    games = {"mean_reward": 20.5, "episodes": 4, "returns": [21, 20, 20, 21], "lengths": [1800, 1900, 1905, 1809]}
-    lost = {"mean_reward": -21.0, "episodes": 1, "returns": [-21], "lengths": [9]}
-    rows = {"iqn": row | {"games": games}, "btr": row, "r2d2": row | {"curve": [], "games": lost}}
-    rows["late"] = row | {"training": [[1000, -21.0], [650_000, -20.0]], "settings": ["r2d2"]}
-    found = derived.family({"rows": rows})
-    assert found["recurrent"] == {"least": 9_000, "most": 9_000} and found["iqn"]["onset"] == "650,000"
-    assert "onset" not in found["late"]
-    del rows["late"]
-    lines = derived.family({"rows": rows})["table"].strip().splitlines()
-    assert lines[2:] == ["| `iqn` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | **20.5** of 4 | 3 |",
-                         "| `btr` | 650,000 | 9,000 | 2.0 | 20.3 ± 0.5 | not played | - |",
-                         "| `r2d2` | 650,000 | 9,000 | 2.0 | none | **−21.0** of 1 | 1 |"]
-    figure = pong_family.draw({"rows": rows})
+    row = {"curve": [[600_000, 12.0, 3.0], [650_000, 20.3, 0.5]], "training": [[1000, -21.0], [650_000, 4.0]]}
+    figure = pong_family.draw({"rows": {"iqn": row, "btr": row, "r2d2": row | {"curve": []}}})
     (axis,), (legend,) = figure.axes, figure.legends
     assert [len(line.get_xdata()) for line in axis.lines[:6]] == [2, 2, 2, 2, 2, 0]
     assert [text.get_text() for text in legend.get_texts()] == ["iqn", "btr", "r2d2"]

@@ -50,4 +50,4 @@ def test_a_mark_is_filled_with_the_registered_table(tables, monkeypatch):
     import figures
 
     tables.table("x.json", "runs; short")(lambda data: [("a", "b"), ("x", 7)])
-    assert figures.figure("x.json; runs; short; table") == "\n\n| a | b |\n|---|---:|\n| x | 7 |\n\n"
+    assert figures.filled("x.json; runs; short; table", "") == "\n\n| a | b |\n|---|---:|\n| x | 7 |\n\n"
