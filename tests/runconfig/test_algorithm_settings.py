@@ -141,7 +141,7 @@ def test_a_recipe_for_images_gives_way_where_there_are_none() -> None:
 
 
 def test_an_algorithm_for_other_actions_takes_settings_for_the_environment_that_is_given() -> None:
-    assert resolve("vector", ["env.id=Pendulum-v1", "agent.algo=ddpg"]).config.explore.kind == "gaussian"
+    assert resolve("vector", ["env.id=Pendulum-v1", "agent.algo=ddpg"]).config.explore.kind == "pink"
     assert resolve("pendulum", ["env.id=CartPole-v1", "agent.algo=dqn"]).config.explore.kind == "ez_greedy"
     assert resolve("pendulum", ["env.id=CartPole-v1", "agent.algo=r2d2"]).config.replay.chunk_steps == 64
 
