@@ -35,8 +35,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/system"), str(ROOT / "tests/report"
 import qfleet  # noqa: E402
 
 LIMIT_BYTES = 780_000
-PAGE_WIDTH = 480
-PAGE = (800, 600)
+PAGE_WIDTH = 600
+PAGE = (1200, 1300)
 STRENGTHS = [(2, 64), (3, 64), (3, 32), (4, 32), (4, 16), (6, 16), (8, 16)]
 """Every how many frames one is kept, and the number of colours."""
 
@@ -87,7 +87,8 @@ def watched_fleet(folder: Path) -> Iterator[Path]:
     from qfleet.runs.directory import RunDirectory
 
     words = ["train", "cartpole", "actors=3", "total_steps=2_000_000", "stop_at=null", "eval.period_steps=2000",
-             "eval.episodes=4", "run.log_period_steps=500", "run.tensorboard=false", "run.name=fleet"]
+             "eval.episodes=4", "eval.video_period=1", "run.log_period_steps=500", "run.tensorboard=false",
+             "run.name=fleet"]
     with Browser() as browser, FleetRun(*words, cwd=folder, run="fleet", PYTHONPATH=str(ROOT)) as run:
         run.until(lambda: len(run.metrics()) > 3)
         server = LivePageServer(RunDirectory(run.run), "127.0.0.1", 0, None)
