@@ -74,7 +74,7 @@ def make_fleet(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for picture in watched_fleet(Path(folder)):
             frames.append(small(Image.open(picture).convert("RGB"), PAGE_WIDTH))
-    save(frames, [250] * (len(frames) - 1) + [3000], 64, args.out)
+    save(frames, [250] * (len(frames) - 1) + [3000], 256, args.out)
     print(f"{args.out}: {len(frames)} frames, {args.out.stat().st_size:,} bytes")
 
 
@@ -102,6 +102,7 @@ def watched_fleet(folder: Path) -> Iterator[Path]:
         def shots(until: Callable[[], Any], most: int) -> Iterator[Path]:
             for _ in range(most):
                 browser.pause(0.5)
+                browser.ask("for (const video of document.querySelectorAll('video')) video.controls = false")
                 yield browser.picture(folder / "page.png", whole=False)
                 if until():
                     return
@@ -136,10 +137,10 @@ def save_small(frames: Images, step_ms: float, out: Path) -> None:
 
 def save(frames: Images, durations_ms: list[int], colours: int, out: Path) -> None:
     """Save with one palette for all frames, so that unchanged parts of a frame cost nothing."""
-    sample = Image.new("RGB", (frames[0].width, frames[0].height * 4))
-    for number in range(4):
-        sample.paste(frames[number * (len(frames) - 1) // 3], (0, number * frames[0].height))
-    palette = sample.quantize(colours, method=Image.Quantize.MEDIANCUT)
+    sample = Image.new("RGB", (frames[0].width, frames[0].height * 8))
+    for number in range(8):
+        sample.paste(frames[number * (len(frames) - 1) // 7], (0, number * frames[0].height))
+    palette = sample.quantize(colours, method=Image.Quantize.MAXCOVERAGE)  # keeps rare colours, such as that of a fault
     images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
     images[0].save(buffer, format="GIF", save_all=True, append_images=images[1:], loop=0, duration=durations_ms,
