@@ -35,8 +35,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/system"), str(ROOT / "tests/report"
 import qfleet  # noqa: E402
 
 LIMIT_BYTES = 780_000
-PAGE_WIDTH = 480
-PAGE = (800, 600)
+PAGE_WIDTH = 600
+PAGE = (1200, 1300)
 STRENGTHS = [(2, 64), (3, 64), (3, 32), (4, 32), (4, 16), (6, 16), (8, 16)]
 """Every how many frames one is kept, and the number of colours."""
 
@@ -74,7 +74,7 @@ def make_fleet(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for picture in watched_fleet(Path(folder)):
             frames.append(small(Image.open(picture).convert("RGB"), PAGE_WIDTH))
-    save(frames, [250] * (len(frames) - 1) + [3000], 64, args.out)
+    save(frames, [250] * (len(frames) - 1) + [3000], 256, args.out)
     print(f"{args.out}: {len(frames)} frames, {args.out.stat().st_size:,} bytes")
 
 
@@ -87,7 +87,8 @@ def watched_fleet(folder: Path) -> Iterator[Path]:
     from qfleet.runs.directory import RunDirectory
 
     words = ["train", "cartpole", "actors=3", "total_steps=2_000_000", "stop_at=null", "eval.period_steps=2000",
-             "eval.episodes=4", "run.log_period_steps=500", "run.tensorboard=false", "run.name=fleet"]
+             "eval.episodes=4", "eval.video_period=1", "run.log_period_steps=500", "run.tensorboard=false",
+             "run.name=fleet"]
     with Browser() as browser, FleetRun(*words, cwd=folder, run="fleet", PYTHONPATH=str(ROOT)) as run:
         run.until(lambda: len(run.metrics()) > 3)
         server = LivePageServer(RunDirectory(run.run), "127.0.0.1", 0, None)
@@ -101,6 +102,7 @@ def watched_fleet(folder: Path) -> Iterator[Path]:
         def shots(until: Callable[[], Any], most: int) -> Iterator[Path]:
             for _ in range(most):
                 browser.pause(0.5)
+                browser.ask("for (const video of document.querySelectorAll('video')) video.controls = false")
                 yield browser.picture(folder / "page.png", whole=False)
                 if until():
                     return
@@ -135,10 +137,10 @@ def save_small(frames: Images, step_ms: float, out: Path) -> None:
 
 def save(frames: Images, durations_ms: list[int], colours: int, out: Path) -> None:
     """Save with one palette for all frames, so that unchanged parts of a frame cost nothing."""
-    sample = Image.new("RGB", (frames[0].width, frames[0].height * 4))
-    for number in range(4):
-        sample.paste(frames[number * (len(frames) - 1) // 3], (0, number * frames[0].height))
-    palette = sample.quantize(colours, method=Image.Quantize.MEDIANCUT)
+    sample = Image.new("RGB", (frames[0].width, frames[0].height * 8))
+    for number in range(8):
+        sample.paste(frames[number * (len(frames) - 1) // 7], (0, number * frames[0].height))
+    palette = sample.quantize(colours, method=Image.Quantize.MAXCOVERAGE)  # keeps rare colours, such as that of a fault
     images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
     images[0].save(buffer, format="GIF", save_all=True, append_images=images[1:], loop=0, duration=durations_ms,
