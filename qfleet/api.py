@@ -83,9 +83,9 @@ def train(config: RunConfig | EnvLike | Path | None = None, overrides: Sequence[
     Args:
         config: A recipe name, YAML file or environment id, nested settings as in a file, an environment as for `env`,
             or a complete RunConfig.
-        overrides: Texts of the form `key=value`; they override everything else. Not allowed with a RunConfig.
-        env: The environment: an id, a class, a function that creates one, an instance, of which every lane gets a
-            copy, or a mapping with keys of the env section. Also a `gymnasium.vector.VectorEnv` or a function that
+        overrides: Strings of the form `key=value`, which override everything else. Not allowed with a RunConfig.
+        env: The environment: an id, a class, a function that creates one, an instance (every lane gets a copy), or a
+            mapping with keys of the env section. Also a `gymnasium.vector.VectorEnv` or a function that
             creates one.
         wrappers: Wrappers of the environment, the innermost first: classes or functions of an environment, names
             `module:attribute`, or pairs of one of these and keyword arguments.
@@ -126,9 +126,9 @@ def resume(run: StrPath, /, overrides: Sequence[str] = (), *, env: EnvLike | Non
 
     Args:
         run: Path of the run, or its name under `root`, a prefix of it, or `last`.
-        overrides: Texts of the form `key=value`. Keys that affect what is learned cannot change.
+        overrides: Strings of the form `key=value`. Keys that affect what is learned cannot change.
         env: The environment, if the run was started with an object that cannot be imported.
-        wrappers: Its wrappers, likewise.
+        wrappers: Wrappers of the environment, if they cannot be imported.
         sinks: Receivers of every metric record, as for `train`.
         callbacks: Callbacks, as for `train`.
         progress: Show the progress, as for `train`.
@@ -212,11 +212,11 @@ def evaluate(path: StrPath, *, episodes: int = 20, seed: int = 1000, epsilon: fl
         episodes: Number of episodes.
         seed: Seed of the episodes.
         epsilon: Probability of a random action; 0 is greedy.
-        which: Checkpoint of a run: the best by evaluation, or the latest.
+        which: Checkpoint of a run: `best` by evaluation, or `latest`.
         lanes: Environments stepped together; None = the run's `eval.lanes`.
         device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
         env: The environment, if the run was started with an object that cannot be imported.
-        wrappers: Its wrappers, likewise.
+        wrappers: Wrappers of the environment, if they cannot be imported.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine to import modules that it names.
         on_episode: Called with the number of finished episodes.
@@ -254,10 +254,10 @@ def rollout(path: StrPath, *, episodes: int = 1, seed: int = 1000, which: Which 
             for a policy on the Hugging Face Hub.
         episodes: Number of episodes.
         seed: Seed of the episodes.
-        which: Checkpoint of a run: the best by evaluation, or the latest.
+        which: Checkpoint of a run: `best` by evaluation, or `latest`.
         render: Render a frame after every step.
         env: The environment, if the run was started with an object that cannot be imported.
-        wrappers: Its wrappers, likewise.
+        wrappers: Wrappers of the environment, if they cannot be imported.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine to import modules that it names.
 
@@ -296,10 +296,10 @@ def load(path: StrPath, *, which: Which = "best", device: str | None = "cpu", en
     Args:
         path: Path of a run or checkpoint, a run under `root` (its name, a prefix of it, or `last`), or `hf:USER/NAME`
             for a policy on the Hugging Face Hub.
-        which: Checkpoint of a run: the best by evaluation, or the latest.
+        which: Checkpoint of a run: `best` by evaluation, or `latest`.
         device: `cpu`, `cuda` or `cuda:N`; None = the device of the training, or the CPU if it is not available.
         env: The environment, if the run was started with an object that cannot be imported.
-        wrappers: Its wrappers, likewise.
+        wrappers: Wrappers of the environment, if they cannot be imported.
         root: Directory in which runs are looked up by name.
         trust: Allow a run that was not created on this machine (a copy, a download) to import modules that it names.
 
@@ -329,7 +329,7 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
         path: Path of a run or checkpoint, a run under `root` (its name, a prefix of it, or `last`), or `hf:USER/NAME`
             for a policy on the Hugging Face Hub.
         out: Path of the new file or checkpoint directory; it must not exist.
-        which: Checkpoint of a run: the best by evaluation, or the latest.
+        which: Checkpoint of a run: `best` by evaluation, or `latest`.
         format: `safetensors` is a checkpoint, which `evaluate`, `rollout` and `load` accept on any machine, with
             `trust=True` if it names an environment or network of yours; `onnx` and `torchscript` are files that need
             no qfleet, verified against the policy. None = by the suffix of `out` (.onnx, .pt, .ts), else safetensors.
@@ -343,7 +343,7 @@ def export(path: StrPath, out: StrPath, which: Which = "best", *, format: Export
     Raises:
         UserError: There is no such run or checkpoint, `out` exists or cannot be written, or the agent cannot be
             exported.
-        ExportError: The file cannot be written, or computes something else than the policy.
+        ExportError: The file cannot be written, or its outputs differ from those of the policy.
 
     Examples:
         >>> path = qfleet.export("runs/my-run", "my-policy")

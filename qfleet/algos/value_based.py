@@ -125,12 +125,12 @@ class QNetwork(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """What a network predicts of the returns of all actions.
+    """Predicted returns of all actions.
 
     Attributes:
-        q: Values [B, A], in units of the return; actions are chosen by them.
-        distribution: What the loss compares, [B, A, ...], in the units that the network learns. A scalar value is its
-            own distribution.
+        q: Values [B, A] in units of the return, which determine the chosen action.
+        distribution: Predictions [B, A, ...] that the loss compares, in the units that the network learns. A scalar
+            value is its own distribution.
         tau: Fractions [B, N] of sampled quantiles, None without sampling.
 
     Examples:
@@ -148,7 +148,7 @@ class BootstrapTarget(NamedTuple):
     `target_values` computes it for values and quantiles; other distributions compute their own, as C51 does.
 
     Attributes:
-        ret: n-step return [B], with the bonus of Munchausen.
+        ret: n-step return [B], including the Munchausen bonus.
         discount: γⁿ [B], 0 after a termination.
         action: Next action a' [B]; None if targets are soft.
         pi: Soft policy [B, A] that a' is drawn from; None if targets are not soft.
@@ -303,7 +303,7 @@ def make_value_agent(cfg: ValueBasedConfig, spec: EnvSpec, model: ReturnModel) -
         UserError: An option has no effect on this environment, or `agent.encoder` cannot be called.
 
     Examples:
-        A loss of a user, named `agent.algo=my_module:SquaredLog`:
+        A user's loss, named `agent.algo=my_module:SquaredLog`:
 
         >>> class SquaredLog:
         ...     class Config(ValueBasedConfig): ...

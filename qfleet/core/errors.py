@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Invalid input. The message names the value and the remedy. The command line shows no traceback, exit code 2.
+    """Invalid input. The message names the value and the remedy. The command line exits with 2, without a traceback.
 
     Examples:
         >>> qfleet.train("cartpole", learner=dict(batch_sise=64))
@@ -27,7 +27,7 @@ class ProcessFault(Exception):
 
 
 class ExportError(Exception):
-    """A policy cannot be exported, or the exported file computes something else; exit code 1."""
+    """A policy cannot be exported, or the outputs of the exported file differ from the policy's; exit code 1."""
 
 
 class CallbackError(Exception):

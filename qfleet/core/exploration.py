@@ -24,7 +24,7 @@ class Explorer(Protocol):
 
 @runtime_checkable
 class AdaptiveExplorer(Protocol):
-    """Explorer with a state of its own: arms chosen by the returns of earlier episodes, or running repetitions."""
+    """Explorer with its own state, such as statistics of arms or repetitions in progress."""
 
     def params(self, steps: int) -> ExplorationParams:
         """Parameters for the next step.

@@ -35,8 +35,8 @@ class Run(RunView):
     """A run whose actors and learner are in this process.
 
     A round is one step of all lanes and the updates that are due. `step`, `until` and `train` run whole rounds of the
-    same loop, so that a run which is stepped by hand is bitwise equal to one that is trained in one call. Looking at
-    the run, evaluating it and saving it do not change it.
+    same loop. Stepping a run by hand therefore gives bitwise the same results as training it in one call. Inspecting,
+    evaluating or saving a run does not affect its training.
 
     Attributes:
         config: Complete config, with resolved auto values.
@@ -57,7 +57,7 @@ class Run(RunView):
 
         Args:
             config: A recipe, file, environment or settings, as for `qfleet.train`.
-            overrides: Texts of the form `key=value`; they override everything else.
+            overrides: Strings of the form `key=value`, which override everything else.
             env: The environment, as for `qfleet.train`.
             wrappers: Its wrappers, as for `qfleet.train`.
             sinks: Receivers of every metric record, as for `qfleet.train`.
@@ -97,9 +97,9 @@ class Run(RunView):
 
         Args:
             run: Path of the run, or its name under `root`, a prefix of it, or `last`.
-            overrides: Texts of the form `key=value`. Keys that affect what is learned cannot change.
+            overrides: Strings of the form `key=value`. Keys that affect what is learned cannot change.
             env: The environment, if the run was created with an object that cannot be imported.
-            wrappers: Its wrappers, likewise.
+            wrappers: Wrappers of the environment, if they cannot be imported.
             sinks: Receivers of every metric record, as for `train`.
             callbacks: Callbacks, as for `train`.
             progress: Show the progress, as for `train`.
@@ -145,10 +145,10 @@ class Run(RunView):
             n: Environment steps, summed over all lanes.
 
         Returns:
-            Steps that were taken; fewer than `n` only if the run has ended.
+            Number of steps taken, fewer than `n` only if the run has ended.
 
         Raises:
-            UserError: `n` is no positive integer, or the run is closed.
+            UserError: `n` is not a positive integer, or the run is closed.
             KeyboardInterrupt: Ctrl-C was pressed. The round was completed, and the run can be continued.
         """
         require_positive(n=n)
@@ -160,7 +160,7 @@ class Run(RunView):
         """Train until a condition holds after a round, or a count is reached, or the run has ended.
 
         Args:
-            condition: Function of the run. If it is true already, nothing is done.
+            condition: Function of the run. If it is already true, the run does not train.
             steps: Environment steps of the run.
             updates: Updates of the run.
             episodes: Finished training episodes of the run.
@@ -224,7 +224,7 @@ class Run(RunView):
 
     def evaluate(self, episodes: int = 20, *, seed: int = 1000, epsilon: float = 0.0,
                  lanes: int | None = None) -> EvalResult:
-        """Evaluate the current weights on full episodes, without an effect on the training.
+        """Evaluate the current weights on full episodes, without affecting the training.
 
         Args:
             episodes: Number of episodes.
@@ -253,7 +253,7 @@ class Run(RunView):
 
     @property
     def agent(self) -> TrainedAgent:
-        """Agent with a copy of the current weights, made anew at each access: `run.agent.act(obs)`, `q_values(obs)`."""
+        """Agent with a copy of the current weights, created at each access."""
         core, learner = self._core, self._core.learner
         with self._torch.active(keep=False):
             policy = Policy(learner.agent, seed_for(core.plan.seed, "agent"), core.plan.device)
@@ -271,7 +271,7 @@ class Run(RunView):
     def close(self) -> None:
         """End the run as `stop` does, unless it has ended, and close its environments and files.
 
-        A run that has reached its end by steps, updates or score ends as by `train`, with a last evaluation.
+        A run that has reached its length or `stop_at` ends as with `train`, after a last evaluation.
         """
         if self._begun and not self._closed:
             self.stop()

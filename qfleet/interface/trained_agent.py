@@ -144,7 +144,7 @@ class TrainedAgent:
 
         Raises:
             UserError: The agent cannot be exported, or a package is not installed.
-            ExportError: The file cannot be written, or computes something else.
+            ExportError: The file cannot be written, or its outputs differ from those of the policy.
 
         Examples:
             >>> exported = qfleet.load("runs/my-run").export("policy.onnx")
@@ -159,10 +159,10 @@ class TrainedAgent:
         return write_policy(graph, out, chosen, self._description())
 
     def q_values(self, obs: Any) -> np.ndarray:
-        """Values of all actions for one observation or for a batch: the next greedy `act` takes the largest.
+        """Values of all actions for one observation or for a batch. A greedy `act` chooses the largest.
 
-        The values estimate the discounted return. Distributional agents give its mean. For recurrent agents they
-        depend on the observations that `act` has received; `q_values` itself changes nothing.
+        The values estimate the discounted return. For distributional agents they are means. For recurrent agents they
+        depend on the observations that `act` has received. `q_values` itself does not change the recurrent state.
 
         Args:
             obs: An observation or a batch, as for `act`.

@@ -10,7 +10,7 @@ from qfleet.replay.store import ReplayStore
 
 
 class ReplayView:
-    """Replay buffer of a run. Looking at it has no effect on the training."""
+    """Replay buffer of a run. Inspecting it does not affect the training."""
 
     def __init__(self, store: ReplayStore[Any],
                  empty: str = "the replay holds no complete window yet: step the run further") -> None:
@@ -36,7 +36,7 @@ class ReplayView:
             A batch; `rows["action"]`, `rows["reward"]` and others are [n, T, ...], `obs(0)` are the first observations.
 
         Raises:
-            UserError: The replay holds no complete window yet, or `n` is no positive integer.
+            UserError: The replay holds no complete window yet, or `n` is not a positive integer.
 
         Examples:
             >>> batch = run.replay.sample(8)

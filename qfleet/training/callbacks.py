@@ -81,10 +81,10 @@ class SavedCheckpoint:
 
 
 class Callback:
-    """Base class of callbacks; every method is optional and does nothing here. Any class with such methods will do.
+    """Base class of callbacks. Every method is optional. A class with the same methods also works without inheritance.
 
-    After a round of the loop (one step of all lanes and the updates that are due), the events of the round are passed
-    on in this order: `on_episode` for every episode, `on_evaluation`, `on_checkpoint`, then `on_step`. Several
+    After a round of the loop (one step of all lanes and the updates that are due), callbacks receive the events of
+    the round in this order: `on_episode` for every episode, `on_evaluation`, `on_checkpoint`, then `on_step`. Several
     callbacks are called in the order in which they were given. `on_end` comes last, after the last checkpoint.
 
     Examples:
@@ -98,21 +98,21 @@ class Callback:
         """Training starts or is resumed.
 
         Args:
-            run: The run, to look at and to control.
+            run: The run, to inspect and control.
         """
 
     def on_step(self, run: RunControl) -> None:
-        """A round of the loop is over: all lanes have made a step, or the messages of remote actors were handled.
+        """A round of the loop has ended: all lanes have made a step, or the messages of remote actors were handled.
 
         Args:
-            run: The run, to look at and to control.
+            run: The run, to inspect and control.
         """
 
     def on_episode(self, run: RunControl, episode: Episode) -> None:
         """A training episode has ended.
 
         Args:
-            run: The run, to look at and to control.
+            run: The run, to inspect and control.
             episode: Its return, length and info.
         """
 
@@ -120,7 +120,7 @@ class Callback:
         """An evaluation has finished.
 
         Args:
-            run: The run, to look at and to control.
+            run: The run, to inspect and control.
             evaluation: Returns and lengths of its episodes.
         """
 
@@ -128,7 +128,7 @@ class Callback:
         """A checkpoint was written.
 
         Args:
-            run: The run, to look at and to control.
+            run: The run, to inspect and control.
             checkpoint: Its step and path.
         """
 
@@ -136,8 +136,8 @@ class Callback:
         """The run has ended.
 
         Args:
-            run: The run, to look at.
-            reason: Why: `total_steps`, `total_updates`, `stop_at`, `stopped`, `interrupted`, ...
+            run: The run, to inspect.
+            reason: Why the run ended: `total_steps`, `total_updates`, `stop_at`, `stopped`, `interrupted`, ...
         """
 
 
@@ -147,7 +147,7 @@ HOOKS = {name: len(inspect.signature(method).parameters) - 1
 
 
 class RunControl(RunView):
-    """A run as callbacks receive it: progress, metrics, replay and network, and requests.
+    """The run as callbacks see it: progress, metrics, replay, network, and requests to the run.
 
     Attributes:
         total_steps: Length of the run in environment steps.
@@ -175,7 +175,7 @@ class RunControl(RunView):
 
     @property
     def replay(self) -> ReplayView:
-        """Replay buffer; `replay.sample(8)` has no effect on the training.
+        """Replay buffer; `replay.sample(8)` does not affect the training.
 
         With sync=allreduce it is that of rank 0, and with sync=server it is empty: every learner has its own.
         """

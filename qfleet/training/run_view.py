@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RunView(ABC):
-    """Progress, metrics, replay and network of a run. Looking has no effect on the training."""
+    """Progress, metrics, replay and network of a run. Reading them does not affect the training."""
 
     @property
     @abstractmethod
@@ -44,7 +44,7 @@ class RunView(ABC):
 
     @property
     def replay(self) -> ReplayView:
-        """Replay buffer; `replay.sample(8)` has no effect on the training."""
+        """Replay buffer; `replay.sample(8)` does not affect the training."""
         return ReplayView(self._core.replay)
 
     @property

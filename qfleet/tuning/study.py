@@ -64,12 +64,12 @@ def tune(config: RunConfig | Mapping[str, Any] | StrPath | Any = None, overrides
          **settings: Unpack[Settings]) -> TuneResult:
     """Search for good settings: train trials with settings from a search space, and keep the best.
 
-    Every trial is a run in a process of its own, in the directory of the study. A trial that fails is recorded, and
-    the study goes on. Ctrl-C leaves a study that `resume=True` continues.
+    Every trial is a run in its own process, in the directory of the study. If a trial fails, it is recorded, and the
+    study continues. `resume=True` continues a study after Ctrl-C.
 
     Args:
         config: A recipe, file, environment or settings, as for `qfleet.train`, which all trials share.
-        overrides: Texts of the form `key=value` for all trials.
+        overrides: Strings of the form `key=value` for all trials.
         space: What to vary: a mapping of config keys to ranges or choices, such as
             `{"learner.learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "agent.n_step": "1..5",
             "learner.batch_size": [32, 64, 128]}`, the path of a YAML file with one, or a function that takes an Optuna
