@@ -138,7 +138,7 @@ def test_sections_of_an_update_are_summed_with_their_common_factor(speed):
     parts = [{"name": name, "cpu_ms": spent, "distance": distance} for name, spent, distance in (
         ("forward, loss", 6.0, 3.0), ("backward", 4.0, 2.0), ("sample", 1.0, None), ("publish", 0.5, 9.0))]
     rows = rows_of(speed.profile({"profile": {"w": {"parts": parts}}}))
-    assert rows["forward, loss, backward"] == ("10.00 (2.5 ×)",), "ten milliseconds instead of four"
+    assert rows["forward, loss, backward"] == ("10.00 (2.5×)",), "ten milliseconds instead of four"
     assert rows["sample"] == ("1.00",) and rows["optimizer"] == ("–",) and rows["everything else"] == ("0.50",)
 
 
