@@ -166,10 +166,10 @@ def facts(shown: Sequence[Group]) -> tuple[str, str]:
 
 
 def entry(group: Group) -> str:
-    """A cell of the table: solved seeds, in bold if all are, median score, median CPU time."""
+    """A cell of the table: solved seeds, in bold if all are solved, median score, median CPU time."""
     if not group.done:
-        return f"0 of {len(group.runs)}, failed"
-    solved = f"{group.solved} of {len(group.runs)}"
+        return f"0/{len(group.runs)}, failed"
+    solved = f"{group.solved}/{len(group.runs)}"
     mark = "**" if group.solved == len(group.runs) else ""
     first = f"{mark}{solved}{mark}" if group.judged else group.seeds
     return f"{first}, {short(group.median('score'))}, {duration(group.median('cpu_s'))}"

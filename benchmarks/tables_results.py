@@ -11,7 +11,7 @@ from typing import Any
 import evidence
 import suite_tables
 from learn import HEADS, MATRIX, TORSOS, command_of
-from suite_tables import duration, short
+from suite_tables import short
 from tables import Cell, number, read, table
 
 from qfleet.runconfig.resolution import recipe_names
@@ -21,8 +21,29 @@ Run = dict[str, Any]
 NONE = "–"
 PONG_GOAL = 18
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
-TOPOLOGIES = ("cartpole processes", "cartpole ray", "cartpole 2 ranks", "cartpole server",
-              "cartpole server compensated", "cartpole server outliers", "catch processes")
+NAMES = {
+    "cartpole": "CartPole, unchanged", "cartpole one-step": "one-step returns",
+    "cartpole single": "no double Q-learning", "cartpole dueling": "dueling network",
+    "cartpole prioritised": "prioritised replay", "cartpole ladder": "fixed ε per lane",
+    "cartpole hard target": "hard target updates", "cartpole mse": "squared error",
+    "cartpole rescaled": "value rescaling", "cartpole layer norm": "LayerNorm", "cartpole rmsprop": "RMSProp",
+    "cartpole noisy": "noisy networks",
+    "cartpole munchausen": "Munchausen", "cartpole c51": "C51", "cartpole hlgauss": "HL-Gauss", "cartpole qr": "QR-DQN",
+    "cartpole iqn": "IQN", "cartpole rainbow": "Rainbow", "cartpole btr": "BTR",
+    "catch": "Catch, unchanged", "catch pixels": "Catch, pixels, fp32", "catch pixels bf16": "Catch, pixels, bf16",
+    "pendulum": "Pendulum, DDPG", "pendulum td3": "Pendulum, TD3", "pendulum d4pg": "Pendulum, D4PG",
+    "mountain car continuous": "MountainCarContinuous, TD3",
+    "agent57 (before 0.2)": "agent57 (0.1)", "agent57 (before 0.2, cut off)": "agent57 (0.1, stopped early)",
+    "agent57 (10 + 20)": "agent57 (sequences 10+20)", "agent57 (beta 0.3)": "agent57 (β = 0.3)"}
+"""Labels of rows whose name does not say what they are."""
+PROCESS_NAMES = {
+    "cartpole": "one process", "cartpole processes": "2 actor processes", "cartpole ray": "2 actors on Ray",
+    "cartpole 2 ranks": "2 learners, `sync=allreduce`", "cartpole server": "3 learners, `sync=server`",
+    "cartpole server compensated": "the same, delay compensation",
+    "cartpole server outliers": "the same, outlier filter", "catch processes": "Catch, 2 actor processes"}
+TOPOLOGIES = tuple(name for name in PROCESS_NAMES if name != "cartpole")
+MEMORY_TASKS = {"memory cue 10": "MemoryCue-10", "memory cue 40": "MemoryCue-40", "t-maze": "T-maze",
+                "hidden cartpole": "HiddenCartPole", "deep sea 20": "DeepSea-20"}
 PLACE_NAMES = {"inline": "in the learner's process", "processes": "processes on the host",
                "tcp+tls": "connected over TCP with TLS"}
 
@@ -38,8 +59,8 @@ def reached(name: str, runs: Sequence[Run]) -> list[Run]:
 
 
 def of(part: Sequence[Any], whole: Sequence[Any]) -> str:
-    """`3 of 5`, in bold if it is all."""
-    text = f"{len(part)} of {len(whole)}"
+    """`3/5`, in bold if it is all."""
+    text = f"{len(part)}/{len(whole)}"
     return f"**{text}**" if len(part) == len(whole) else text
 
 
@@ -51,11 +72,11 @@ def scores(runs: Iterable[float]) -> str:
 
 
 def outcome(name: str, runs: Sequence[Run]) -> tuple[str, str, str, str]:
-    """Solved seeds, their median steps, mean score and median time of a row of the learning matrix."""
+    """Solved seeds, their median steps, mean score and median seconds of a row of the learning matrix."""
     solved = reached(name, runs)
     steps = number(statistics.median(run["steps"] for run in solved)) if solved else NONE
     return (of(solved, runs), steps, scores(run["mean_reward"] for run in runs),
-            duration(statistics.median(run["seconds"] for run in runs)))
+            number(statistics.median(run["seconds"] for run in runs)))
 
 
 def goal_of(name: str) -> str:
@@ -71,9 +92,9 @@ def toy_rows(data: dict[str, Any]) -> list[str]:
 
 @table("learn.json", "toy")
 def toy(data: dict[str, Any]) -> Iterator[Row]:
-    yield "row", "solved", "steps", "score (worst)", "time"
+    yield "agent", "solved", "steps", "score (worst)", "seconds"
     for name in toy_rows(data):
-        yield name, *outcome(name, data["rows"][name])
+        yield NAMES.get(name, name), *outcome(name, data["rows"][name])
 
 
 @table("learn.json", "pixels")
@@ -88,30 +109,30 @@ def pixels(data: dict[str, Any]) -> Iterator[Row]:
 
 @table("group_norm.json")
 def group_norm(data: dict[str, Any]) -> Iterator[Row]:
-    yield "norm, learning rate", "mean return", "standard deviation over seeds"
+    yield "norm, learning rate", "mean return", "standard deviation"
     for name, found in data["summary"].items():
         yield name, number(found["area_mean"], 2), number(found["area_std_over_seeds"], 2)
 
 
 @table("learn.json", "topologies")
 def topologies(data: dict[str, Any]) -> Iterator[Row]:
-    yield "row", "solved", "steps", "score (worst)", "time"
-    for name in ("cartpole", *TOPOLOGIES):
+    yield "processes", "solved", "steps", "score (worst)", "seconds"
+    for name in PROCESS_NAMES:
         if name in data["rows"]:
-            yield name, *outcome(name, data["rows"][name])
+            yield PROCESS_NAMES[name], *outcome(name, data["rows"][name])
 
 
 @table("learn.json", "topology commands")
 def topology_commands(data: dict[str, Any]) -> Iterator[Row]:
-    yield "row", "command"
+    yield "processes", "command"
     for name in TOPOLOGIES:
         if name in data["rows"]:
-            yield name, f"`{command_of(name)}`"
+            yield PROCESS_NAMES[name], f"`{command_of(name)}`"
 
 
 @table("learn_chain.json")
 def chain(data: dict[str, Any]) -> Iterator[Row]:
-    yield "actors", "agents", "solved"
+    yield "actors", "variants", "solved"
     for place, words in PLACE_NAMES.items():
         found = {name: runs for name, runs in data["rows"].items() if name in MATRIX and name.endswith(f" {place}")}
         solved = [run for name, runs in found.items() for run in reached(name, runs)]
@@ -120,9 +141,12 @@ def chain(data: dict[str, Any]) -> Iterator[Row]:
 
 @table("learn_memory.json")
 def memory(data: dict[str, Any]) -> Iterator[Row]:
-    yield "row", "recipe", "threshold", "solved", "steps", "score (worst)", "time"
-    for name, runs in data["rows"].items():
-        yield name, f"`{MATRIX[name][0]}`", goal_of(name), *outcome(name, runs)
+    yield "task (threshold)", "agent", "solved", "steps", "score (worst)", "seconds"
+    for task, label in MEMORY_TASKS.items():
+        for name, runs in data["rows"].items():
+            if name.partition(",")[0] == task:
+                agent = "DQN" if name.endswith(", dqn") else f"`{MATRIX[name][0]}`"
+                yield f"{label} ({goal_of(name)})", agent, *outcome(name, runs)
 
 
 # -- Continuous control ------------------------------------------------------------------------------------------------
@@ -136,16 +160,16 @@ CONTENDERS = {"qfleet_td3": "TD3", "qfleet_ddpg": "DDPG", "stable_baselines3_td3
 @table("learn_control.json")
 def classic_control(data: dict[str, Any]) -> Iterator[Row]:
     """Rows of Pendulum and MountainCarContinuous; the older ones of two files are left out."""
-    yield "row", "threshold", "solved", "steps", "score (worst)", "time"
+    yield "task (threshold)", "solved", "steps", "score (worst)", "seconds"
     rows = data["rows"] | {name: runs for name, runs in read("learn.json")["rows"].items()
                            if name.startswith("pendulum")}
     for name, runs in sorted(rows.items(), reverse=True):
-        yield name, goal_of(name), *outcome(name, runs)
+        yield f"{NAMES.get(name, name)} ({goal_of(name)})", *outcome(name, runs)
 
 
 @table("continuous_returns.json", "mujoco")
 def mujoco(_: dict[str, Any]) -> Iterator[Row]:
-    yield "task", "agent", "seeds", "steps", "score (worst)", "CPU min", "published (steps)"
+    yield "task", "agent", "seeds", "steps", "score (worst)", "CPU minutes", "published (steps)"
     for env, file in RETURNS:
         for name, runs in read(file)["rows"].items():
             yield (env, CONTENDERS[name], len(runs), max(run["steps"] for run in runs),
@@ -154,16 +178,16 @@ def mujoco(_: dict[str, Any]) -> Iterator[Row]:
 
 
 def published(file: str, name: str) -> str:
-    """Published scores of the agent of a row, with the paper and the length of its training."""
+    """Published scores of the agent of a row, with the length of its training; published.json names the papers."""
     found = [row for row in PUBLISHED if row["ours"] == [file, name] and row["score"] is not None]
-    return "; ".join(f"{short(row['score'])} ({row['source']}, {row['length']})" for row in found) or NONE
+    return "; ".join(f"{short(row['score'])} ({row['length']})" for row in found) or NONE
 
 
 # -- Atari -------------------------------------------------------------------------------------------------------------
 
 @table("pong_family.json", "pong")
 def pong(data: dict[str, Any]) -> Iterator[Row]:
-    yield "run", f"≥ {PONG_GOAL}", "decisions", "minutes", "score (worst)", "published (decisions)"
+    yield "recipe", f"≥ {PONG_GOAL}", "decisions", "minutes", "score (worst)", "published (decisions)"
     fast = evidence.fast_runs()
     yield pong_row("pong-fast", [run["games"]["mean_reward"] for run in fast], fast, "solved_s",
                    published("fast_speed.jsonl", "pong-fast"))
@@ -185,12 +209,12 @@ def family_row(name: str, row: Run) -> tuple[str, ...]:
     games = row.get("games")
     last = games["mean_reward"] if games else row["training"][-1][1] if row["training"] else None
     found = pong_row(name, [] if last is None else [last], [row], "seconds", published("pong_family.json", name))
-    return found if games else (*found[:4], f"{found[4]} in training", found[5])
+    return found if games else (*found[:4], f"{found[4]} (training)", found[5])
 
 
 def pong_row(name: str, found: list[float], runs: list[Run], clock: str, theirs: str) -> tuple[str, ...]:
     good = [score for score in found if score >= PONG_GOAL]
-    return (name, of(good, runs), number(statistics.median(run["steps"] for run in runs)),
+    return (NAMES.get(name, name), of(good, runs), number(statistics.median(run["steps"] for run in runs)),
             number(statistics.median(run[clock] for run in runs) / 60, 1), scores(found) if found else NONE, theirs)
 
 
@@ -205,7 +229,7 @@ def games(data: dict[str, Any]) -> Iterator[Row]:
 
 @table("sources_figures.json", "figures")
 def source_figures(data: dict[str, Any]) -> Iterator[Row]:
-    yield "settings", "decisions", "updates", "minutes", "last evaluation", "best"
+    yield "settings", "decisions", "updates", "minutes", "last evaluation", "best evaluation"
     for name, row in data["rows"].items():
         found = [score for _, score, _ in row["curve"]]
         yield (name, row["steps"], row["updates"], number(row["seconds"] / 60), *(

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import cost
-import spread
 from tables import Cell, number, percent, read, table
 
 Row = Sequence[Cell]
@@ -33,20 +32,20 @@ def peers(works: Data) -> Iterator[Row]:
 @table("per.json", "parts")
 def parts_of_training(data: Data) -> Iterator[Row]:
     """Sampling and acting beside libraries that do only this."""
-    yield "part", "qfleet", "peer", "ratio"
-    yield ("prioritised sample and update, 512 of a million, µs", number(data["qfleet"]["both_us"]),
+    yield "part of training", "qfleet", "other program", "ratio of speeds"
+    yield ("sample 512 of a million steps, update priorities, µs", number(data["qfleet"]["both_us"]),
            f"cpprb {number(data['cpprb']['both_us'])}", number(data["ratio"], 1))
     acting = read("acting_speed.json")
     rates = {name: found["per_s"] for name, found in acting["median"].items()}
-    yield ("acting on Pong and storing, steps/s", number(rates["qfleet"]),
-           f"emulators alone {number(rates['ale_random_actions'])}",
+    yield ("play and store Pong, steps/s", number(rates["qfleet"]),
+           f"bare emulators {number(rates['ale_random_actions'])}",
            number(acting["ratio"]["qfleet / ale_random_actions"]["per_s"], 2))
 
 
 @table("foreign_load.json", "runs")
 def busy_core(data: Data) -> Iterator[Row]:
     """What another process that keeps one core busy costs a run."""
-    yield "recipe", "threads", "steps/s", "beside a busy core", "slowdown"
+    yield "recipe", "threads", "steps/s", "with a busy core", "slowdown"
     whole = ", learner.parts=1"  # of version 0.1, in which a batch could be learned in parts
     runs = {run["run"]: run for run in data["runs"]}
     for name, run in runs.items():
@@ -81,7 +80,7 @@ def _cost(parts: list[Data]) -> str:
         return "–"
     if not all(part["distance"] for part in parts):
         return number(spent, 2)
-    return f"{number(spent, 2)} ({number(spent / sum(part['cpu_ms'] / part['distance'] for part in parts), 1)} ×)"
+    return f"{number(spent, 2)} ({number(spent / sum(part['cpu_ms'] / part['distance'] for part in parts), 1)}×)"
 
 
 # -- Memory, network, faults -------------------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ def replay_memory(data: Data) -> Iterator[Row]:
     """The mean of all games, and those with the smallest and the largest replay."""
     games = sorted(data["games"], key=lambda game: game["gb_per_million"])
     times = [game["sample_ms"] for game in games]
-    yield "game", "GB per million steps", "batch of 32, ms"
+    yield "game", "replay, GB", "batch of 32, ms"
     for label, game in (("smallest", games[0]), ("largest", games[-1])):
         yield (f"{label}: {game['game'].replace('_', ' ').title()}", number(game["gb_per_million"], 2),
                number(game["sample_ms"], 1))
@@ -100,51 +99,39 @@ def replay_memory(data: Data) -> Iterator[Row]:
 
 @table("steady_memory.json", "process")
 def steady_memory(data: Data) -> Iterator[Row]:
-    yield "recipe", "replay full, MB", "at the end, MB"
+    yield "recipe", "start, MB", "end, MB"
     for name, row in data["rows"].items():
         yield f"`{name}`", *(number(row[key]) for key in ("first_mb", "last_mb"))
 
 
 @table("wire.json", "quantities")
 def wire(data: Data) -> Iterator[Row]:
-    yield "quantity", "measured", "goal"
+    """Medians of the transfers and means of the games, the worst of them, and the goals."""
+    yield "measurement", "typical", "worst", "goal"
     one, many, goals = data["weights_to_actors"]["1"], data["weights_to_actors"]["16"], data["bars"]
-    yield "one actor fetches 13 MB of weights, ms", number(one["fetch_ms"]), number(goals["one_actor_ms"])
-    yield "the same, from publication to arrival, ms", number(one["published_ms"]), None
-    yield ("sixteen actors at once, until the last has them, ms", number(many["published_ms"]),
+    yield "one actor: fetch of the weights, ms", number(one["fetch_ms"]), None, number(goals["one_actor_ms"])
+    yield "one actor: publication to arrival, ms", number(one["published_ms"]), number(one["worst_ms"]), None
+    yield ("16 actors: publication to last arrival, ms", number(many["published_ms"]), number(many["worst_ms"]),
            number(goals["sixteen_actors_ms"]))
-    yield "the same, worst of 20, ms", number(many["worst_ms"]), None
     worst = max(game["bytes_per_step"] for game in data["games"]) / 1000
-    yield "KB per Atari step, mean of eight games", number(data["kb_per_step"], 2), number(goals["kb_per_step"], 2)
-    yield "the same, worst game", number(worst, 2), None
-    yield ("CPU time of sending and storing, share of the emulators'", percent(data["share_of_emulators"]),
-           percent(goals["share_of_emulators"]))
-    yield "the same, worst game", percent(data["worst_share"]), None
+    yield ("traffic per Atari step, KB", number(data["kb_per_step"], 2), number(worst, 2),
+           number(goals["kb_per_step"], 2))
+    yield ("CPU time to send and store / to emulate", percent(data["share_of_emulators"]),
+           percent(data["worst_share"]), percent(goals["share_of_emulators"]))
 
 
 @table("observed.json", "soak")
 def soak(data: Data) -> Iterator[Row]:
     yield "test", "result"
     found = data["soak"]
-    yield f"the learner is killed {found['cell_kills']} times", "resumes from a valid checkpoint each time"
-    yield (f"{found['kills']} kills of any process but the driver in five minutes",
-           f"{found['solved']} CartPole runs are solved")
-    yield (f"the network between two hosts is cut for {found['cable_s']} s",
-           f"steps rise again after {found['again_s']:.0f} s, nothing is lost or stored twice")
+    yield f"learner killed {found['cell_kills']} times", "resumes from a valid checkpoint every time"
+    yield (f"{found['kills']} kills in five minutes, of any process but the driver",
+           f"{found['solved']} CartPole runs solved")
+    yield (f"network between two hosts cut for {found['cable_s']} s",
+           f"actors continue after {found['again_s']:.0f} s, nothing lost or stored twice")
 
 
-# -- Scaling and cost --------------------------------------------------------------------------------------------------
-
-@table("spread.json", "speed-up")
-def speed_up(data: Data) -> Iterator[Row]:
-    """Environment steps per second, as a multiple of those of one."""
-    found = {"actor processes": spread.medians(data["rows"])["actors"],
-             "learners of a parameter server": spread.medians(read("spread_cells.json")["rows"])["cells"]}
-    counts = list(dict.fromkeys(count for rows in found.values() for count in rows))
-    yield "", *map(str, counts)
-    for name, rows in found.items():
-        yield name, *(number(rows[count]["gain"], 1) if count in rows else "–" for count in counts)
-
+# -- Cost ----------------------------------------------------------------------------------------------------------
 
 @table("cost.json", "cpu")
 def cpu_costs(data: Data) -> Iterator[Row]:

@@ -372,10 +372,10 @@ def test_the_table_shows_every_column_and_what_is_missing():
         [record(task) for task in ("HalfCheetah-v5", "New-v0", "CartPole-v1")]).splitlines()[2:]] == [
             "CartPole-v1", "HalfCheetah-v5", "New-v0"], "in the order of the suite"
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|") == 8
-    assert lines[2:] == ["| T | 1,000 | 475 | **3 of 3**, 477, 20\N{NO-BREAK SPACE}s | not run | failed | – |",
+    assert lines[2:] == ["| T | 1,000 | 475 | **3/3**, 477, 20\N{NO-BREAK SPACE}s | not run | failed | – |",
                          "| U | 1,000 | – | 1 seed, −0.043, 10\N{NO-BREAK SPACE}s | not run | not run | not run |"]
     assert suite_tables.table([record(seed=1), record(seed=2, score=9.0)]).endswith(
-        "| 1 of 2, 254, 15\N{NO-BREAK SPACE}s | not run | not run | not run |"), "bold if all seeds solved it"
+        "| 1/2, 254, 15\N{NO-BREAK SPACE}s | not run | not run | not run |"), "bold if all seeds solved it"
 
 
 # -- Stable-Baselines3 -------------------------------------------------------------------------------------------------
