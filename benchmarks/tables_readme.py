@@ -1,4 +1,4 @@
-"""The table of README.md: qfleet beside Stable-Baselines3."""
+"""The table of README.md: qfleet compared with Stable-Baselines3."""
 
 from __future__ import annotations
 
