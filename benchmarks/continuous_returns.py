@@ -181,7 +181,7 @@ def draw(document: dict) -> Any:
     return figure
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=list(RECIPES), default="HalfCheetah-v5")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -193,7 +193,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/continuous_returns.json"))
     parser.add_argument("--one", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes of our recipe")
-    args = parser.parse_intermixed_args()
+    return parser.parse_intermixed_args()
+
+
+def main() -> None:
+    args = arguments()
     if args.one:
         print(json.dumps(Run(args.one, args.env, args.seeds[0], args.steps, args.device, args.overrides).train()))
         return

@@ -108,17 +108,6 @@ def suited(name: str) -> str:
     return name if name in recipe_names() else recipe_for(name) or "vector"
 
 
-def commits_of(file: str) -> str:
-    """The commits of the code that made a file's rows, as far as they were recorded."""
-    document = {"rows": {"": fast_runs()}, "machine": {}} if file == "fast_speed.jsonl" else read(file)
-    if isinstance(document, list):
-        return str(document[-1]["machine"].get("commit") or "not recorded")
-    runs = [run for found in document.get("rows", {}).values() for run in runs_in(found)]
-    if not any("commit" in run for run in runs):  # all of one call, or older than this record
-        return document["machine"].get("commit") or "not recorded"
-    return ", ".join(dict.fromkeys(run.get("commit") or "not recorded" for run in runs))
-
-
 def runs_in(found: Any) -> list[dict[str, Any]]:
     """One run, or one for each seed."""
     return found if isinstance(found, list) else [found]

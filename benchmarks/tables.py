@@ -13,7 +13,7 @@ A page shows a table between two marks, each alone on its line:
 `spread.json` is a file of benchmarks/results (or a folder of results of bench.py), `actors` the name of the table. To
 add a table:
 
-1. Write a function in a module `benchmarks/tables_*.py`. Modules with such a name are found and imported by themselves.
+1. Write a function in a module `benchmarks/tables_*.py`. Modules with such a name are found and imported automatically.
 2. Decorate it with the file and the name. It takes the parsed file and yields rows; the first row is the header.
 
        from tables import number, read, table

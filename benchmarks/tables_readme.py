@@ -1,4 +1,4 @@
-"""The table of README.md: qfleet beside Stable-Baselines3."""
+"""The table of README.md: qfleet compared with Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from suite_tables import Group, groups, short
 from tables import number, read, table
+from tables_running import solved_pong
 
 from qfleet.core.errors import UserError
 
@@ -59,8 +60,7 @@ def rate(workload: str, contender: str) -> str:
 
 def seconds_to_pong() -> str:
     """Least and greatest time of the runs of the recipe `pong-fast` that solved Pong."""
-    times = [run["solved_s"] for run in read("fast_speed.jsonl") if run["kind"] == "pong" and not run["set"]
-             and run.get("recipe") == "pong-fast" and "commit" in run and run["solved_s"]]
+    times = [run["solved_s"] for run in solved_pong(read("fast_speed.jsonl"))]
     if not times:
         raise UserError("fast_speed.jsonl has no solved run of pong-fast")
     return f"{min(times):.0f} to {max(times):.0f}"

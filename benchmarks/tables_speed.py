@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md: speed beside other libraries, memory, the network, faults, and how cost grows."""
+"""Tables of docs/benchmarks.md: speed and other libraries, memory, the network, faults, and how cost grows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def peers(works: Data) -> Iterator[Row]:
 
 @table("per.json", "parts")
 def parts_of_training(data: Data) -> Iterator[Row]:
-    """Sampling and acting beside libraries that do only this."""
+    """Sampling and acting compared with libraries that do only this."""
     yield "part of training", "qfleet", "other program", "ratio of speeds"
     yield ("sample 512 of a million steps, update priorities, µs", number(data["qfleet"]["both_us"]),
            f"cpprb {number(data['cpprb']['both_us'])}", number(data["ratio"], 1))

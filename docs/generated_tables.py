@@ -1,4 +1,4 @@
-"""Hook of mkdocs: tables of the reference pages, made from the sources when the site is built.
+"""mkdocs hook: tables of the reference pages, generated from the sources when the site is built.
 
 A page holds a mark on a line of its own: `<!-- generated: keys -->` stands for the tables of all configuration keys,
 `<!-- generated: options train -->` for the options of a command.
@@ -56,9 +56,9 @@ def _shared_rows(kinds: list[KeySection]) -> list[str]:
         for key in kind.keys:
             default = "the name" if key.name == f"{kind.name}.{kind.plugin_key}" else key.default
             users.setdefault(key.name, {}).setdefault((default, key.description), []).append(kind.plugin)
-    everyone = [kind.plugin for kind in kinds]
+    all_plugins = [kind.plugin for kind in kinds]
     return [f"| `{name}` | {_code(default)} | {_cell(text)} | "
-            f"{'all' if plugins == everyone else ', '.join(plugins)} |"
+            f"{'all' if plugins == all_plugins else ', '.join(plugins)} |"
             for name, rows in users.items() for (default, text), plugins in rows.items()]
 
 
@@ -80,7 +80,7 @@ def _option(action: argparse.Action) -> str:
 
 
 def _code(text: str) -> str:
-    """A value as code; words stay words."""
+    """A default as code, unless it is a phrase."""
     is_words = " " in text and text[0] not in "[{"
     return text if is_words or text in ("", "required") else f"`{text}`"
 

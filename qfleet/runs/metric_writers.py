@@ -126,7 +126,8 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path, resume_step: int | None = None,
                  header: Callable[[], Sequence[Any]] = list) -> None:
-        self._folder, self._header = folder, header
+        self._folder = folder
+        self._header = list if any(folder.glob("events.*")) else header
         self._purge_step = None if resume_step is None else resume_step + 1
         self._warning = ThrottledWarning(str(folder))
         self._file: BinaryIO | None = None
@@ -158,11 +159,11 @@ class TensorBoardWriter:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
         if self._file is None:
-            first = not any(self._folder.glob("events.*"))
             self._file = self._open()
             self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
-            if first and (header := self._header()):
+            if header := self._header():
                 self._append(Event(wall_time=time.time(), step=0, summary=Summary(value=header)))
+                self._header = list
             if self._purge_step is not None:
                 self._append(Event(wall_time=time.time(), step=self._purge_step,
                                    session_log=SessionLog(status=SessionLog.START)))

@@ -98,7 +98,9 @@ def log_tail(folder: Path, name: str, most: int) -> list[str]:
               open_no_follow(folder / FOLDER / f"{name}.log", inside) as file):
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
+            lines = file.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-    return lines[1 if size > TAIL_BYTES else 0:][-most:]
+    if size > TAIL_BYTES and len(lines) > 1:  # the first line is incomplete
+        del lines[0]
+    return lines[-most:]

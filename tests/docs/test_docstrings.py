@@ -270,9 +270,9 @@ def test_examples_of_the_reference_run(test, workplace):
     for path in Path().glob("*policy*"):
         path.unlink() if path.is_file() else shutil.rmtree(path)
     test.globs = workplace | {"obs": workplace["env"].reset(seed=1)[0]}
-    told: list[str] = []
-    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append, clear_globs=False)
-    assert not failed, "".join(told)
+    printed: list[str] = []
+    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=printed.append, clear_globs=False)
+    assert not failed, "".join(printed)
 
 
 def test_examples_are_found():

@@ -33,7 +33,7 @@ UNREADABLE = """(columns => {
     for (let node = shown, scrolls = false; node && !scrolls; node = node.parentElement) {
       const overflow = getComputedStyle(node).overflowX;
       if (cut(node, ['hidden', 'clip'].includes(overflow))) { found.push(`cut off: ${name}`); break; }
-      if (node === document.body && wide(shown)) found.push(`beside the screen: ${name}`);
+      if (node === document.body && wide(shown)) found.push(`outside the screen: ${name}`);
       scrolls = ['auto', 'scroll'].includes(overflow) && !wide(node);
     }
     const columnsOf = text => Math.max(...text.split('\\n').map(line => line.length));
@@ -199,7 +199,7 @@ def test_unreadable_pages_are_found(tmp_path, browser):
     page.write_text("<!doctype html><table style='width: 3000px'><td>x</td></table>")
     browser.open(page)
     assert [each.partition(":")[0] for each in unreadable(browser, 1400)] == [
-        "the page is wider than the screen", "beside the screen"]
+        "the page is wider than the screen", "outside the screen"]
 
 
 def test_broken_links_are_found(tmp_path):

@@ -127,7 +127,7 @@ def test_members_of_a_run_that_is_over_are_not_shown(run):
     assert RunFollower(run).updates_since(-1)["members"] == []
 
 
-def test_the_end_of_a_log_is_told(run):
+def test_the_end_of_a_log_is_sent(run):
     assert RunFollower(run).updates_since(-1)["log"] == {"names": [], "name": "", "lines": []}
     (run.path / "logs").mkdir()
     (run.path / "logs" / "run.log").write_text("".join(f"line {i}\n" for i in range(99)))

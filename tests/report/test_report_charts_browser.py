@@ -170,9 +170,27 @@ def test_the_keyboard_zooms_too(browser):
     browser.ask(press.replace("{}", "+"))
     browser.ask(press.replace("{}", "0"))
     assert axis_texts(browser) == before
+    browser.ask("zoom([500, 3500])")  # evaluations begin at 3000, beyond the middle
+    browser.ask(press.replace(TAG, "eval/mean_reward").replace("{}", "+"))
+    assert browser.ask("view.range") == [3000, 3750], "the zoom stays on the data of the chart"
+    browser.ask("zoom(null)")
     focusable = browser.ask("[...document.querySelectorAll('.export, .unzoom, #filter, .legend input, .plot svg')]"
                             ".every(each => each.tabIndex === 0)")
     assert focusable, "every control can be reached with the tabulator key"
+
+
+def test_a_drag_ends_if_the_button_was_released_unseen(browser):
+    """The live page redraws charts during a drag, so that a release outside of the chart is not reported."""
+    left, top, width = frame_of(browser, TAG)
+    mouse = {"button": "left", "clickCount": 1, "y": top + 60}
+    band = f"{figure(TAG, '.selected')}.getAttribute('visibility')"
+    browser.call("Input.dispatchMouseEvent", type="mousePressed", x=left + width * 0.3, buttons=1, **mouse)
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + width * 0.4, buttons=1, **mouse)
+    assert browser.ask(band) == "visible"
+    browser.ask("redraw()")
+    browser.call("Input.dispatchMouseEvent", type="mouseReleased", x=5, buttons=0, **mouse)
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + width * 0.6, y=top + 60)
+    assert browser.ask(band) == "hidden" and browser.ask("view.range") is None
 
 
 def test_a_touch_drags_as_a_mouse_does(browser):

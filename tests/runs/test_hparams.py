@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 
 import pytest
 
+from qfleet.runs import metric_writers
 from qfleet.runs.hparams import METRICS, hparam_summaries, hparam_values
 from qfleet.runs.metric_writers import TensorBoardWriter
 
 CONFIG = {"seed": 1, "agent": {"double": True, "hidden": [256, 256], "n_step": 3}, "replay": {"capacity": None},
           "learner": {"learning_rate": 1e-3}, "run": {"name": "x"}}
 SOURCES = {"learner.learning_rate": "command line", "agent.n_step": "recipe vector", "seed": "default"}
+
+
+def no_space(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def accumulated(folder):
@@ -58,6 +64,21 @@ def test_a_resume_declares_nothing_twice(tmp_path):
         writer.write({"step": 30, "train/loss": 1.0})
         writer.close()
     assert len(calls) == 1 and plugin_data(tmp_path)[1].hparams["seed"].number_value == 1
+
+
+def test_settings_that_did_not_fit_on_a_full_disk_are_written_later(tmp_path, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(metric_writers.time, "monotonic", lambda: clock[0])
+    writer = TensorBoardWriter(tmp_path, header=partial(hparam_summaries, CONFIG, SOURCES))
+    with monkeypatch.context() as patch:
+        patch.setattr(metric_writers._FullWrites, "write", no_space)
+        writer.write({"step": 1, "train/loss": 1.0})
+    for step in (2, 3):
+        clock[0] += metric_writers.WARNING_PERIOD_S + 1
+        writer.write({"step": step, "train/loss": 1.0})
+    writer.close()
+    assert plugin_data(tmp_path)[1].hparams["seed"].number_value == 1
+    assert [point.step for point in accumulated(tmp_path).Scalars("train/loss")] == [2, 3]
 
 
 def test_tensorboard_opens_on_the_return(tmp_path):

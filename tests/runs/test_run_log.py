@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from qfleet.runs.run_log import RunLog, log_names, log_tail
+from qfleet.runs.run_log import TAIL_BYTES, RunLog, log_names, log_tail
 
 log = logging.getLogger("qfleet.somewhere")
 
@@ -41,6 +41,12 @@ def test_only_the_end_of_a_log_is_read(run_log, tmp_path):
     for step in range(3000):
         run_log.append(f"line {step}")
     assert lines(tmp_path, 2) == ["line 2998", "line 2999"] and len(log_tail(tmp_path, "run", 10**6)) < 1000
+
+
+def test_of_a_line_longer_than_what_is_read_the_end_is_shown(run_log, tmp_path):
+    run_log.append("x" * 2 * TAIL_BYTES + " end")
+    [line] = log_tail(tmp_path, "run", 9)
+    assert line.endswith("x end") and len(line) == TAIL_BYTES - 1
 
 
 def test_the_log_of_the_run_is_the_first_and_links_are_not_read(run_log, tmp_path):

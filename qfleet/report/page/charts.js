@@ -151,6 +151,7 @@ class Chart {
   }
 
   move(event) {
+    if (this.start !== null && !event.buttons) this.drop();  // released outside of the chart, after it was redrawn
     const px = this.place(event), drags = this.start !== null && Math.abs(px - this.start) > DRAG_PX;
     this.band.setAttribute("visibility", drags ? "visible" : "hidden");
     if (drags) {
@@ -183,9 +184,11 @@ class Chart {
   }
 
   magnify(half) {  // around the cursor, never beyond the data
-    const { left, right, curves } = this.state, span = (right - left) * half, centre = this.cursor ?? (left + right) / 2;
+    const { left, right, curves } = this.state, span = (right - left) * half;
     const ends = curves.flatMap(({ raw }) => raw.flatMap(({ xs }) => [xs[0], xs.at(-1)]));
-    const [first, last] = [Math.min(...ends), Math.max(...ends)], range = [Math.max(first, centre - span), Math.min(last, centre + span)];
+    const [first, last] = [Math.min(...ends), Math.max(...ends)];
+    const centre = Math.min(last, Math.max(first, this.cursor ?? (left + right) / 2));  // a zoom may show more than the data
+    const range = [Math.max(first, centre - span), Math.min(last, centre + span)];
     zoom(range[0] <= first && range[1] >= last ? null : range);
   }
 
