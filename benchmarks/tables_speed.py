@@ -109,7 +109,7 @@ def wire(data: Data) -> Iterator[Row]:
     """Medians of the transfers and means of the games, the worst of them, and the goals."""
     yield "measurement", "typical", "worst", "goal"
     one, many, goals = data["weights_to_actors"]["1"], data["weights_to_actors"]["16"], data["bars"]
-    yield "one actor: fetch of the weights, ms", number(one["fetch_ms"]), None, number(goals["one_actor_ms"])
+    yield "one actor: fetch 13 MB of weights, ms", number(one["fetch_ms"]), None, number(goals["one_actor_ms"])
     yield "one actor: publication to arrival, ms", number(one["published_ms"]), number(one["worst_ms"]), None
     yield ("16 actors: publication to last arrival, ms", number(many["published_ms"]), number(many["worst_ms"]),
            number(goals["sixteen_actors_ms"]))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PARTS = ["*.md", "CITATION.cff", "Dockerfile", "LICENSE", "docs/*.md", "docs/*/*.md", "docs/assets/*",
-         "examples/**/*.*", "benchmarks/*.py", "benchmarks/*.yaml", "benchmarks/results/**/*.*", "qfleet/**/*.py",
-         "qfleet/recipes/*.yaml"]
+         "examples/**/*.*", "benchmarks/*.json", "benchmarks/*.py", "benchmarks/*.yaml", "benchmarks/results/**/*.*",
+         "qfleet/**/*.py", "qfleet/recipes/*.yaml"]
 LONG_CELL = 40
 """Characters of a table cell above which its column keeps a minimum width: the table scrolls instead."""
 
