@@ -21,8 +21,10 @@ class TrainResult:
         episodes: Finished training episodes.
         seconds: Duration of the training.
         best: Mean return of the best evaluation during the training. It is a maximum, and thus biased upwards.
-        reason: Why the training ended: `total_steps`, `total_updates`, `stop_at`, `stopped`, `interrupted`, ...
-        exit_code: Exit code of the command line: 0, 75 after a signal of a scheduler, 130 after Ctrl-C.
+        reason: Why the training ended: `total_steps`, `total_updates`, `stop_at`, `stopped`, `preempted` or
+            `interrupted`.
+        exit_code: Exit code of the command line: 0, 1 if the last checkpoint could not be saved, 75 after a signal of a
+            scheduler, 130 after Ctrl-C.
         saved_at: Step of the checkpoint to resume from; None if there is none.
         already_finished: The run had ended before it was resumed, and nothing was done.
         score: Score of the best policy over fresh episodes; None if it was not played.
