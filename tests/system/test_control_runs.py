@@ -16,10 +16,10 @@ from qfleet.runconfig.resolution import recipe_for, resolve
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMMON = ["env.lanes=4", "agent.n_step=1", "agent.gamma=0.95", "agent.hidden=[64,64]", "agent.norm=none",
-          "agent.policy_rate=1", "explore.kind=gaussian", "explore.warmup_steps=200", "replay.min_steps=200", "replay.capacity=10000",
-          "replay.samples_per_insert=64", "learner.batch_size=64", "learner.learning_rate=1e-3",
-          "learner.target_tau=0.02", "learner.publish_period_updates=8", "eval.period_steps=null", "eval.episodes=4",
-          "total_steps=4000"]
+          "agent.policy_rate=1", "explore.kind=gaussian", "explore.warmup_steps=200", "replay.min_steps=200",
+          "replay.capacity=10000", "replay.samples_per_insert=64", "learner.batch_size=64",
+          "learner.learning_rate=1e-3", "learner.target_tau=0.02", "learner.publish_period_updates=8",
+          "eval.period_steps=null", "eval.episodes=4", "total_steps=4000"]
 AGENTS = {
     "ddpg": ["agent.twin=false", "agent.smoothing=0", "agent.policy_delay=1"],
     "td3": [],
