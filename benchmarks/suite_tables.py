@@ -40,6 +40,11 @@ class Group:
         return [run for run in self.runs if run["status"] == "done"]
 
     @property
+    def machines(self) -> set[str]:
+        """Processors on which the seeds were trained, if they are known."""
+        return {run["machine"]["cpu"] for run in self.done if "cpu" in run.get("machine", {})}
+
+    @property
     def judged(self) -> bool:
         """True if the task has a threshold."""
         return self.runs[0]["settings"]["threshold"] is not None
@@ -153,8 +158,9 @@ def rows(records: Sequence[Record]) -> Iterator[Sequence[str]]:
     yield "task", "steps", "threshold", *COLUMNS.values()
     for name in in_order(task for task, contender in found if contender in COLUMNS):
         shown = {contender: found.get((name, contender)) for contender in COLUMNS}
-        yield name, *facts([group for group in shown.values() if group]), *(
-            entry(group) if group else without.get((name, contender), "not run")
+        present = [group for group in shown.values() if group]
+        yield name, *facts(present), *(
+            entry(group, present[0].machines) if group else without.get((name, contender), "not run")
             for contender, group in shown.items())
 
 
@@ -165,14 +171,18 @@ def facts(shown: Sequence[Group]) -> tuple[str, str]:
     return ", ".join(f"{each:,}" for each in steps), ", ".join(short(each) for each in thresholds) or "–"
 
 
-def entry(group: Group) -> str:
-    """A cell of the table: solved seeds, in bold if all are solved, median score, median CPU time."""
+def entry(group: Group, machines: set[str]) -> str:
+    """A cell of the table: solved seeds, in bold if all are solved, median score, median CPU time.
+
+    Times are comparable on the same `machines` only; others are left out.
+    """
     if not group.done:
         return f"0/{len(group.runs)}, failed"
     solved = f"{group.solved}/{len(group.runs)}"
     mark = "**" if group.solved == len(group.runs) else ""
     first = f"{mark}{solved}{mark}" if group.judged else group.seeds
-    return f"{first}, {short(group.median('score'))}, {duration(group.median('cpu_s'))}"
+    time = [duration(group.median("cpu_s"))] if group.machines == machines else []
+    return ", ".join([first, short(group.median("score")), *time])
 
 
 def duration(seconds: float) -> str:

@@ -378,6 +378,13 @@ def test_the_table_shows_every_column_and_what_is_missing():
         "| 1/2, 254, 15\N{NO-BREAK SPACE}s | not run | not run | not run |"), "bold if all seeds solved it"
 
 
+def test_the_table_shows_no_time_of_another_machine():
+    here, elsewhere = {"machine": {"cpu": "A"}}, {"machine": {"cpu": "B"}}
+    line = suite_tables.table([record(**here), record(contender="recipe", **elsewhere),
+                               record(contender="sb3", **here)]).splitlines()[-1]
+    assert line.count("500, 10\N{NO-BREAK SPACE}s") == 2 and "| **1/1**, 500 |" in line
+
+
 # -- Stable-Baselines3 -------------------------------------------------------------------------------------------------
 
 @pytest.fixture
