@@ -13,10 +13,13 @@ import continuous_returns
 import old_keys
 import precision
 from learn import JOINED, MATRIX
+from suite_cells import DEFAULT, RECIPE
+from suite_tables import groups
 from tables import read
 
 from qfleet.config import flatten
-from qfleet.runconfig.resolution import recipe_for, recipe_names, resolve
+from qfleet.envs import EnvConfig
+from qfleet.runconfig.resolution import env_spec_of, recipe_for, recipe_names, resolve
 from qfleet.runconfig.run_config import RunConfig
 
 RESULTS = Path(__file__).parent / "results"
@@ -100,6 +103,20 @@ def as_it_is(settings: tuple[str, ...]) -> bool:
 @functools.cache
 def configured(settings: tuple[str, ...]) -> RunConfig:
     return resolve(settings[0], [word for word in settings[1:] if word != JOINED]).config
+
+
+def suite_recipes() -> set[str]:
+    """Recipes that suite.jsonl trained with their own settings, on the environments of its tasks."""
+    sources = {group.runs[-1]["settings"]["source"] for (_, contender), group in groups(read("suite.jsonl")).items()
+               if contender in (DEFAULT, RECIPE) and group.done}
+    return {name for source in sources if (name := chosen_for(source))}
+
+
+def chosen_for(source: str) -> str | None:
+    """A recipe by its name, or the one that an environment gets by its id or its spaces."""
+    if source in recipe_names():
+        return source
+    return recipe_for(source) or recipe_for("", env_spec_of(EnvConfig(id=source)))
 
 
 @functools.cache

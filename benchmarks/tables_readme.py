@@ -24,7 +24,8 @@ def readme(records: list[dict[str, Any]]) -> Iterator[Sequence[str]]:
     yield ("LunarLander-v3, default settings, 300,000 steps: mean score", *map(score, lander))
     both = [name for name, contender in found if contender == COMPARED[1] and (name, COMPARED[0]) in found
             and found[name, contender].judged]
-    yield (f"{len(both)} common tasks, default settings: solved runs",
+    yield (f"[{len(both)} tasks](docs/results.md#the-defaults-on-common-tasks) trained with both libraries, "
+           "default settings: solved runs",
            *(solved([found[name, each] for name in both]) for each in COMPARED))
     yield ("CartPole, 8 environments, one thread: steps per CPU second", rate("cartpole", "qfleet, 8 lanes"),
            rate("cartpole", "sb3, 8 lanes"))
@@ -33,9 +34,10 @@ def readme(records: list[dict[str, Any]]) -> Iterator[Sequence[str]]:
            f"{rate('pong', 'sb3, 8 lanes')} in float32")
     yield "Pong on one H200: seconds from process start to a score of 18.5", seconds_to_pong(), NOT_MEASURED
     memory = read("replay_memory.json")
-    yield ("Replay memory for a million Atari observations", f"{memory['mean_gb_per_million']:.2f} GB",
+    yield (f"Replay memory for a million Atari observations, mean of {len(memory['games'])} games",
+           f"{memory['mean_gb_per_million']:.2f} GB",
            f"{ATARI_OBSERVATION_BYTES * 1e6 / 1e9:.0f} GB, computed")
-    yield "Bitwise identical results after a kill and a resume", "yes, on request", "no"
+    yield "Bitwise identical results after a kill and a resume", "on request, in one process on a CPU", "no"
 
 
 def score(group: Group | None) -> str:

@@ -242,7 +242,7 @@ def source_figures(data: dict[str, Any]) -> Iterator[Row]:
 def recipes(_: dict[str, Any]) -> Iterator[Row]:
     """Recipes by how they were trained here."""
     rows = list(evidence.rows())
-    plain = {row.recipe for row in rows if evidence.as_it_is(row.settings)}
+    plain = {row.recipe for row in rows if evidence.as_it_is(row.settings)} | evidence.suite_recipes()
     changed = {row.recipe for row in rows} - plain
     parts = {"with their own settings": plain, "with other settings only": changed,
              "not trained to a result": set(recipe_names()) - plain - changed}

@@ -80,6 +80,11 @@ def test_every_recipe_is_named_once(results):
     assert 'parametrize("name", recipe_names())' in (ROOT / "tests/system/test_recipes_run.py").read_text()
 
 
+def test_a_default_that_the_suite_trained_counts_as_trained(results):
+    own, *_ = rows_of(results.recipes({}))["with their own settings"]
+    assert {"`discrete`", "`small-images`", "`vector`"} <= set(own.split(", "))
+
+
 def test_every_file_of_the_page_has_its_machine(results):
     shown = re.findall(r"results/([\w.]+)\)", "".join(files for *_, files in list(results.machines({}))[1:]))
     assert sorted(shown) == sorted(results.FILES)
