@@ -65,7 +65,6 @@ bench: $(READY)  ## speed and memory against peers, on a quiet machine; results 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost.py device=cpu
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/per.py --out benchmarks/results/per.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay_memory.py --out benchmarks/results/replay_memory.json
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/group_norm.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/wire.py --out benchmarks/results/wire.json
 
 clean:  ## remove the virtual environment and caches, never runs

@@ -107,13 +107,6 @@ def pixels(data: dict[str, Any]) -> Iterator[Row]:
         yield f"`{head}`", len(names), of(solved, runs), number(statistics.median(run["steps"] for run in solved))
 
 
-@table("group_norm.json")
-def group_norm(data: dict[str, Any]) -> Iterator[Row]:
-    yield "norm, learning rate", "mean return", "standard deviation"
-    for name, found in data["summary"].items():
-        yield name, number(found["area_mean"], 2), number(found["area_std_over_seeds"], 2)
-
-
 @table("learn.json", "topologies")
 def topologies(data: dict[str, Any]) -> Iterator[Row]:
     yield "processes", "solved", "steps", "score (worst)", "seconds"
@@ -252,7 +245,7 @@ def recipes(_: dict[str, Any]) -> Iterator[Row]:
 
 
 FILES = ("suite.jsonl", "learn.json", "learn_memory.json", "learn_control.json", "learn_chain.json",
-         "group_norm.json", "fast_speed.jsonl", "precision.json", "pong_family.json", "sources_games.json",
+         "fast_speed.jsonl", "precision.json", "pong_family.json", "sources_games.json",
          "continuous_returns.json", "hopper.json", "walker2d.json")
 
 
