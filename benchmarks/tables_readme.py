@@ -27,8 +27,6 @@ def readme(records: list[dict[str, Any]]) -> Iterator[Sequence[str]]:
     yield (f"[{len(both)} tasks](docs/results.md#the-defaults-on-common-tasks) trained with both libraries, "
            "default settings: solved runs",
            *(solved([found[name, each] for name in both]) for each in COMPARED))
-    yield ("CartPole, 8 environments, one thread: steps per CPU second", rate("cartpole", "qfleet, 8 lanes"),
-           rate("cartpole", "sb3, 8 lanes"))
     yield ("Pong, 8 environments, one thread: steps per CPU second",
            f"{rate('pong', 'qfleet, bf16, 8 lanes')} in bfloat16, {rate('pong', 'qfleet, fp32, 8 lanes')} in float32",
            f"{rate('pong', 'sb3, 8 lanes')} in float32")
