@@ -1,10 +1,11 @@
-"""The live page in a real browser, beside a real fleet that loses an actor."""
+"""The live page in a real browser, also while a real fleet loses an actor."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
+from contextlib import contextmanager
 
 import pytest
 from chromium_kit import CHROMIUM, Browser
@@ -22,6 +23,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180),
 WORDS = [*SMALL, "actors=2", "total_steps=1000000", "eval.period_steps=500", "eval.video_period=1",
          "eval.episodes=1", "env.max_episode_steps=60", "run.name=x"]
 ROW = "document.querySelector('tr[data-member=\"{}\"]')"
+
+
+@contextmanager
+def served(folder):
+    """The live page of a run, served by a thread."""
+    server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_the_page_shows_a_fleet_that_loses_an_actor(tmp_path):
@@ -76,36 +89,30 @@ def test_all_of_a_fleet_is_in_sight(tmp_path):
     common = {"host": "worker-17.cluster.example", "pid": 123_456, "incarnation": 1, "steps": 9_000, "version": 4}
     write_members(folder, [common | {"name": name, "role": role} for name, role in (("actor/0", "actor"),
                                                                                     ("evaluator", "evaluator"))])
-    server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     spare = "(table => table.scrollWidth - table.clientWidth)(document.querySelector('.scroll.roles'))"
-    try:
-        with Browser() as browser:
-            browser.screen(1280, 900)
-            browser.open(server.url)
-            browser.sees(f"{ROW.format('actor/0')} !== null && document.querySelector('video') !== null")
-            on_first_screen(browser)
-            assert browser.ask(spare) == 0
-            _, _, edge, low = browser.ask(box("#members th:last-child"))
-            left, _, right, _ = browser.ask(box("#roles"))
-            assert edge <= right and right - left > 1100, "no column is cut"
-            assert browser.ask(box(".lead"))[3] <= low, "curves and video stand above the roles"
-            text = browser.ask(f"{ROW.format('actor/0')}.innerText")
-            assert text.startswith("actor/0\t") and text.endswith("worker-17.cluster.example 123456")
-            now = browser.ask("[...document.querySelectorAll('#figures dt')].map(each => each.textContent)")
-            assert {"eval", "best eval", "samples/insert", "policy lag", "steps/s", "updates/s"} <= set(now)
-            assert " · " in browser.ask("document.getElementById('headline').textContent")
-            browser.screen(390, 844)
-            browser.until(lambda: browser.ask(spare) > 0)
-            look = browser.ask("(style => [style.overflowX, style.backgroundImage])"
-                               "(getComputedStyle(document.querySelector('.roles')))")
-            assert look[0] == "auto" and "gradient" in look[1]
-            browser.ask("document.querySelector('.roles').scrollTo(9999, 0)")
-            browser.pause(1.5)  # it is drawn anew meanwhile
-            assert browser.ask(box("#members th:last-child"))[2] <= 390 and browser.complaints == []
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(folder) as server, Browser() as browser:
+        browser.screen(1280, 900)
+        browser.open(server.url)
+        browser.sees(f"{ROW.format('actor/0')} !== null && document.querySelector('video') !== null")
+        on_first_screen(browser)
+        assert browser.ask(spare) == 0
+        _, _, edge, low = browser.ask(box("#members th:last-child"))
+        left, _, right, _ = browser.ask(box("#roles"))
+        assert edge <= right and right - left > 1100, "no column is cut"
+        assert browser.ask(box(".lead"))[3] <= low, "curves and video stand above the roles"
+        text = browser.ask(f"{ROW.format('actor/0')}.innerText")
+        assert text.startswith("actor/0\t") and text.endswith("worker-17.cluster.example 123456")
+        now = browser.ask("[...document.querySelectorAll('#figures dt')].map(each => each.textContent)")
+        assert {"eval", "best eval", "samples/insert", "policy lag", "steps/s", "updates/s"} <= set(now)
+        assert " · " in browser.ask("document.getElementById('headline').textContent")
+        browser.screen(390, 844)
+        browser.until(lambda: browser.ask(spare) > 0)
+        look = browser.ask("(style => [style.overflowX, style.backgroundImage])"
+                           "(getComputedStyle(document.querySelector('.roles')))")
+        assert look[0] == "auto" and "gradient" in look[1]
+        browser.ask("document.querySelector('.roles').scrollTo(9999, 0)")
+        browser.pause(1.5)  # it is drawn anew meanwhile
+        assert browser.ask(box("#members th:last-child"))[2] <= 390 and browser.complaints == []
 
 
 def on_first_screen(browser):
@@ -126,48 +133,36 @@ def test_log_and_settings_are_on_the_page(tmp_path):
     log.write({"step": 6000, "eval/mean_reward": 12.5})
     log.close()
     (folder / "logs" / "actor-0.log").write_text("=== actor/0: start 1 ===\n<b>Traceback\n")
-    server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     text = "document.getElementById('{}').innerText"
-    try:
-        with Browser() as browser:
-            browser.screen(1400, 900)
-            browser.open(server.url)
-            browser.sees(f"{text.format('log')}.includes('step 6,000: evaluation 12.5')")
-            browser.ask("(select => { select.value = 'actor-0'; select.dispatchEvent(new Event('change')); })"
-                        "(document.getElementById('log-name'))")
-            browser.sees(f"{text.format('log')}.includes('<b>Traceback')")
-            assert browser.ask(text.format("changed-settings")) == "agent.n_step\t3\tcommand line"
-            browser.ask("document.querySelector('#settings details').open = true")
-            assert browser.ask(text.format("other-settings")).startswith("agent.double\ttrue\trecipe vector")
-            assert browser.ask("document.querySelectorAll('b').length") == 1 and browser.complaints == []
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(folder) as server, Browser() as browser:
+        browser.screen(1400, 900)
+        browser.open(server.url)
+        browser.sees(f"{text.format('log')}.includes('step 6,000: evaluation 12.5')")
+        browser.ask("(select => { select.value = 'actor-0'; select.dispatchEvent(new Event('change')); })"
+                    "(document.getElementById('log-name'))")
+        browser.sees(f"{text.format('log')}.includes('<b>Traceback')")
+        assert browser.ask(text.format("changed-settings")) == "agent.n_step\t3\tcommand line"
+        browser.ask("document.querySelector('#settings details').open = true")
+        assert browser.ask(text.format("other-settings")).startswith("agent.double\ttrue\trecipe vector")
+        assert browser.ask("document.querySelectorAll('b').length") == 1 and browser.complaints == []
 
 
 def test_a_run_of_another_host(tmp_path):
     folder = write_run(tmp_path, "x")
     (folder / "lock").write_text("7.boot-1.some-other-host\n")
-    server = LivePageServer(RunDirectory(folder), "127.0.0.1", 0, None)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     learner = ROW.format("learner")
-    try:
-        with Browser() as browser:
-            browser.open(server.url)
-            browser.sees(f"{learner}?.dataset.health === 'healthy'")
-            assert "its files changed" in browser.ask("document.getElementById('state').textContent")
-            os.utime(folder / "metrics.jsonl", (1.0, 1.0))
-            browser.sees(f"{learner}.dataset.health === 'unknown'")
-            assert browser.ask("document.getElementById('state').className") == "state soft"
-            assert "unknown" in browser.ask(f"{learner}.innerText") and browser.complaints == []
-            # Films that come faster than they can be seen: one is left to play before the next.
-            label = "document.querySelector('video').ariaLabel"
-            assert browser.ask(f"['a.mp4', 'b.mp4'].map(name => (showVideo(name), {label})) + ''") == "a.mp4,a.mp4"
-            browser.sees(f"showVideo('b.mp4'), {label} === 'b.mp4'")  # as there is no a.mp4
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(folder) as server, Browser() as browser:
+        browser.open(server.url)
+        browser.sees(f"{learner}?.dataset.health === 'healthy'")
+        assert "its files changed" in browser.ask("document.getElementById('state').textContent")
+        os.utime(folder / "metrics.jsonl", (1.0, 1.0))
+        browser.sees(f"{learner}.dataset.health === 'unknown'")
+        assert browser.ask("document.getElementById('state').className") == "state soft"
+        assert "unknown" in browser.ask(f"{learner}.innerText") and browser.complaints == []
+        # Films that come faster than they can be seen: one is left to play before the next.
+        label = "document.querySelector('video').ariaLabel"
+        assert browser.ask(f"['a.mp4', 'b.mp4'].map(name => (showVideo(name), {label})) + ''") == "a.mp4,a.mp4"
+        browser.sees(f"showVideo('b.mp4'), {label} === 'b.mp4'")  # as there is no a.mp4
 
 
 def follow(browser, fleet):
